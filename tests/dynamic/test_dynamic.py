@@ -274,9 +274,9 @@ def test_a_float_weight_that_is_not_finite_is_refused() -> None:
         DynamicLinear.from_float(linear)
 
 
-def test_other_float_types_are_refused() -> None:
+def test_layers_of_other_float_types_are_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"bfloat16, expected float32; call model.float"):
-        to_dynamic(nn.Linear(4, 4).bfloat16())
+        DynamicLinear.from_float(nn.Linear(4, 4).bfloat16())
 
 
 # ------------------------------------------------------------------------- the op

@@ -36,6 +36,7 @@ from x86quant.forms.guard import Guard
 from x86quant.lowering import FloatNode
 from x86quant.lowering.lower import computes_in_float
 from x86quant.lowering.passes import Report
+from x86quant.ops.float_type import float_type_of, give_float_type, in_float32
 from x86quant.terminal.silence import silent
 
 #: Graphs for other branches that a model takes by its sizes.
@@ -57,18 +58,25 @@ def capture(
     Raises:
         ArtifactError: no graph does what the model does; says why.
     """
+    if (float_type := float_type_of(model)) is not torch.float32:
+        args, kwargs = in_float32((args, kwargs))
     example = Call(tuple(args), dict(kwargs))
     for path, part in model.named_modules():
         if is_part(part) and hooks_within(part):
             raise ArtifactError(f"the hooks of {path} have no form in a file: remove them")
-    _check_forgetful(model, example)
+    give_float_type(model, torch.float32)
     try:
+        _check_forgetful(model, example)
         form, leaves = CallForm.of(model, args, kwargs)
         with state_kept(model):
             seen = _seen(model, example, leaves)
-            return _graphs(model, form, leaves, seen)
+            found, missing = _graphs(model, form, leaves, seen)
     except UnsupportedError as error:
         raise ArtifactError(str(error)) from error
+    finally:
+        give_float_type(model, float_type)
+    give_float_type(found, float_type)
+    return found, missing
 
 
 def _graphs(

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from x86quant import extension
 from x86quant.compiled.baked import TORCHS_OWN
+from x86quant.ops.float_type import is_type_hook
 from x86quant.packing.linear_dynamic import track_writes
 
 
@@ -189,8 +190,12 @@ def fingerprint(module: nn.Module) -> int:
 
 
 def is_known_hook(hook: object) -> bool:
-    """Whether ``hook`` is one of those that transformers uses to collect what it is asked for."""
-    return str(getattr(hook, "__module__", "")).startswith("transformers.")
+    """Whether ``hook`` is one of those that transformers uses to collect what it is asked for.
+
+    Or one by which a whole model takes and returns another floating type.
+    """
+    own = is_type_hook(hook)
+    return own or str(getattr(hook, "__module__", "")).startswith("transformers.")
 
 
 #: What a forward may read off its module and compute with.

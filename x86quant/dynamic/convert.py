@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ from x86quant.dynamic.transformers_config import note_in_config
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.builder import Builder
 from x86quant.lowering.graph_tools import emit
+from x86quant.ops.float_type import OTHER_FLOATS, Int8Module
 
 
 def to_dynamic(
@@ -83,55 +85,59 @@ def to_dynamic(
     done: dict[nn.Module, nn.Module] = {}
     heads = _converted_by_weight(model, keep) if tied else {}
 
+    def replaced(name: str, module: nn.Module) -> nn.Module:
+        """What takes the place of ``module``, a layer with weights in float32."""
+        if why_float(module) or (keep is not None and keep(name, module)):
+            return module
+        if isinstance(module, nn.MultiheadAttention):
+            return module if weight_only else DynamicMultiheadAttention.from_float(module)
+        if is_linear(module):
+            if takes_codes_of(module):
+                return from_torchao(module, kind)
+            operands = None if weights is None else weights.get(name)
+            return kind.from_float(module, bits=weight_bits, operands=operands)
+        if is_recurrent(module):
+            return module if weight_only else RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]
+        if isinstance(module, nn.EmbeddingBag):
+            bits = 8 if tables is True else tables
+            return WeightOnlyEmbeddingBag.from_float(module, name, bits) if tables else module
+        if isinstance(module, nn.Embedding):
+            if tables is True:
+                return WeightOnlyEmbedding.from_float(module, name, weight_bits)
+            return RowwiseEmbedding.from_float(module, name, tables) if tables else module
+        inside = {
+            path.removeprefix(f"{name}."): operands
+            for path, operands in (weights or {}).items()
+            if path.startswith(f"{name}.")
+        }
+        to_int8_experts(module, kind, weight_bits, inside)
+        return module
+
+    def tied_table(name: str, table: nn.Embedding) -> nn.Module:
+        """``table`` as a look-up of the codes of the linear that its weight is tied to."""
+        if id(table.weight) not in heads or why_float(table):
+            return table
+        operands = (weights or {}).get(heads[id(table.weight)])
+        found = WeightOnlyEmbedding(*(operands or quantized(table.weight, weight_bits)), name)
+        carry_attributes(table, found)
+        return found
+
     def convert(name: str, module: nn.Module) -> nn.Module:
-        if module not in done:
-            done[module] = module
-            kept = keep is not None and keep(name, module)
-            if isinstance(module, nn.MultiheadAttention):
-                if not (kept or weight_only or why_float(module)):
-                    done[module] = DynamicMultiheadAttention.from_float(module)
-            elif is_linear(module):
-                if not (kept or why_float(module)):
-                    operands = None if weights is None else weights.get(name)
-                    done[module] = (
-                        from_torchao(module, kind)
-                        if takes_codes_of(module)
-                        else kind.from_float(module, bits=weight_bits, operands=operands)
-                    )
-            elif is_recurrent(module):
-                if not (kept or weight_only or why_float(module)):
-                    done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]
-            elif isinstance(module, nn.Embedding) and tied:
-                if id(module.weight) in heads and not why_float(module):
-                    operands = (weights or {}).get(heads[id(module.weight)])
-                    codes = operands or quantized(module.weight, weight_bits)
-                    done[module] = WeightOnlyEmbedding(*codes, name)
-                    carry_attributes(module, done[module])
-            elif isinstance(module, nn.Embedding):
-                if tables and not (kept or why_float(module)):
-                    done[module] = (
-                        WeightOnlyEmbedding.from_float(module, name, weight_bits)
-                        if tables is True
-                        else RowwiseEmbedding.from_float(module, name, tables)
-                    )
-            elif isinstance(module, nn.EmbeddingBag):
-                if tables and not (kept or why_float(module)):
-                    bits = 8 if tables is True else tables
-                    done[module] = WeightOnlyEmbeddingBag.from_float(module, name, bits)
-            elif is_experts(module):
-                if not (kept or why_float(module)):
-                    inside = {
-                        path.removeprefix(f"{name}."): operands
-                        for path, operands in (weights or {}).items()
-                        if path.startswith(f"{name}.")
-                    }
-                    to_int8_experts(module, kind, weight_bits, inside)
-            else:
-                # Not named_children(), which gives a shared child one of its names only.
-                for child_name, child in module._modules.items():
-                    if child is not None:
-                        path = f"{name}.{child_name}" if name else child_name
-                        module._modules[child_name] = convert(path, child)
+        if module in done:
+            return done[module]
+        done[module] = module
+        if tied and isinstance(module, nn.Embedding):
+            with in_float32(module) as own:
+                done[module] = taking(own, tied_table(name, module))
+        elif is_replaceable(module):
+            with in_float32(module) as own:
+                done[module] = taking(own, replaced(name, module))
+        else:
+            # Not named_children(), which gives a shared child one of its names only.
+            for child_name, child in module._modules.items():
+                if child is not None:
+                    path = f"{name}.{child_name}" if name else child_name
+                    module._modules[child_name] = convert(path, child)
         return done[module]
 
     model = convert("", model)
@@ -160,6 +166,38 @@ def adapt_containers(model: nn.Module) -> None:
         _leave_fast_path(module)
         if type(module) is nn.Sequential and any(isinstance(m, Int8Linear) for m in module):
             module.__class__ = Int8Sequential
+
+
+def is_replaceable(module: nn.Module) -> bool:
+    """Whether ``module`` is of a kind that ``to_dynamic`` replaces."""
+    tables = nn.Embedding | nn.EmbeddingBag
+    whole = isinstance(module, nn.MultiheadAttention | tables) or is_recurrent(module)
+    return whole or is_linear(module) or is_experts(module)
+
+
+@contextlib.contextmanager
+def in_float32(module: nn.Module) -> Iterator[torch.dtype | None]:
+    """``module`` with its weights in float32 for a while; yields the type they have, if another."""
+    others = [
+        (x, x.data) for x in module.parameters() if x.dtype in OTHER_FLOATS and not is_torchao(x)
+    ]
+    for parameter, value in others:
+        parameter.data = value.float()
+    try:
+        yield others[0][1].dtype if others else None
+    finally:
+        for parameter, value in others:
+            parameter.data = value
+
+
+def taking(float_type: torch.dtype | None, module: nn.Module) -> nn.Module:
+    """``module``, whose int8 layers take and return ``float_type``, if one is given."""
+    if float_type is not None:
+        if isinstance(module, Int8Module):
+            return module.to(float_type)
+        for child in module.children():
+            taking(float_type, child)
+    return module
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Proxy
 from torch.utils import _pytree as pytree
 
 from x86quant.errors import InvalidInputError, UnsupportedError
+
+#: Besides float32: what weights of float models are in. Those of 8 bits have scales beside them.
+OTHER_FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 
 
 def float_type_after(
@@ -91,15 +95,64 @@ class Int8Module(nn.Module):
         if float_type != self._float_type:
             self._float_type = float_type
             return self
+        if fn(torch.zeros(1, dtype=torch.float32)).dtype is not torch.float32:
+            return self  # it was told so before
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _converts(self, x: Any) -> bool:
         """Whether ``x`` is to be converted to float32, and the result back to its type."""
+        if isinstance(x, Proxy) and self._float_type is not torch.float32:
+            name = str(self._float_type).removeprefix("torch.")
+            raise UnsupportedError(
+                f"{type(self).__name__} takes {name} besides float32, which torch.fx does not see"
+            )
         return (
-            isinstance(x, torch.Tensor)  # a proxy of torch.fx has no type yet
+            isinstance(x, torch.Tensor)
             and x.dtype is not torch.float32
             and x.dtype in taken_types(self._float_type)
         )
+
+
+# --- any module that computes in float32 ---
+
+
+def float_type_of(module: nn.Module) -> torch.dtype:
+    """The floating type that ``module`` returns, as ``give_float_type`` or ``.to`` told it."""
+    if isinstance(module, Int8Module):
+        return module._float_type
+    told = (hook for hook in module._forward_hooks.values() if isinstance(hook, _ResultsIn))
+    return next((hook.float_type for hook in told), torch.float32)
+
+
+def give_float_type(module: nn.Module, float_type: torch.dtype) -> None:
+    """Let ``module``, which computes in float32, take and return ``float_type``."""
+    if isinstance(module, Int8Module):
+        module.to(float_type)
+        return
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for number in [n for n, hook in hooks.items() if is_type_hook(hook)]:
+            del hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
+    if float_type is not torch.float32:
+        module.register_forward_pre_hook(_inputs_in_float32, with_kwargs=True)
+        module.register_forward_hook(_ResultsIn(float_type))
+
+
+def is_type_hook(hook: object) -> bool:
+    """Whether ``hook`` is one of those by which a module takes and returns another type."""
+    return hook is _inputs_in_float32 or isinstance(hook, _ResultsIn)
+
+
+def _inputs_in_float32(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return in_float32((args, kwargs))
+
+
+class _ResultsIn:
+    def __init__(self, float_type: torch.dtype) -> None:
+        self.float_type = float_type
+
+    def __call__(self, module: nn.Module, args: Any, results: Any) -> Any:
+        return in_float_type(results, self.float_type)
 
 
 # --- gradients ---

@@ -15,6 +15,7 @@ from torch import nn
 
 from x86quant.calling.call import Call, dense
 from x86quant.errors import InvalidInputError, X86QuantWarning
+from x86quant.ops.float_type import OTHER_FLOATS
 from x86quant.quantization.sentences import takes_sentences, tokenized
 from x86quant.terminal.progress import counted
 
@@ -45,12 +46,14 @@ class Calibration:
         model: nn.Module,
         *,
         example_inputs: Sequence[Any] | None = None,
+        single: bool = False,
         show: bool = False,
     ) -> None:
-        """Read ``data``, batches as users have them, or calls."""
+        """Read ``data``, batches as users have them, or calls; ``single``, in float32."""
         self._show = show
         self._length = _length(data)
-        self._calls = iter(_calls(data, model, example_inputs))
+        calls = iter(_calls(data, model, example_inputs))
+        self._calls = map(_in_float32, calls) if single else calls
         self.sample = self._take_sample()
         self._used = False
 
@@ -109,6 +112,10 @@ def _calls(data: Data, model: nn.Module, example_inputs: Sequence[Any] | None) -
     if takes_sentences(model):
         data = tokenized(data, model)
     return _checked(data, _Signature.of(model, example_inputs))
+
+
+def _in_float32(call: Call) -> Call:
+    return call.mapped(lambda x: x.float() if x.dtype in OTHER_FLOATS else x)
 
 
 def _is_iterable(data: object) -> bool:

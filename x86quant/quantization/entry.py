@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from x86quant.calling.call import Call
 from x86quant.calling.wording import alone
 from x86quant.compiled import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError
@@ -19,13 +21,14 @@ from x86quant.observing.activations import ObserverName
 from x86quant.observing.weights import WeightObserverName
 from x86quant.onnx_models import is_onnx_source
 from x86quant.onnx_models.calibration_data import model_and_data
+from x86quant.ops.float_type import give_float_type
 from x86quant.quantization.batches import Data
 from x86quant.quantization.bits_by_layer import with_bits_by_layer
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.no_worse import checked_by_effort
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import failing_batches_named, prepare
-from x86quant.quantization.scheme import Mode
+from x86quant.quantization.scheme import Mode, float_type
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.settings import Effort, Settings, Switch
 from x86quant.quantization.static_recurrent import may_be_static, static_if_better
@@ -179,6 +182,7 @@ def quantize(
         prepared = prepare(model, calibration, settings)
         kept = prepared.layers_in(float_layers)
         scored = metric if evaluation is None or metric is None else _on(metric, evaluation)
+        scored = _taking(float_type(model), scored)
         drop = _MAX_DROP if max_drop is None else max_drop
         if weight_bits == "auto":
             with failing_batches_named(prepared.reference, prepared.sample):
@@ -192,6 +196,8 @@ def quantize(
                 found = static_if_better(found, prepared, settings)
     if isinstance(found, GuardedModule):
         without_hook(found)
+    if (own := float_type(model)) is not torch.float32:
+        found = _given_in(own, found, prepared.sample)
     _log.info("%s", found.quantization)
     return found
 
@@ -206,6 +212,33 @@ def _own_errors_in_a_sentence(model: nn.Module) -> Iterator[None]:
         raise UnsupportedError(
             f"{type(model).__name__} cannot be quantized: {described(error)}"
         ) from error
+
+
+def _taking(float_type: torch.dtype, metric: Metric | None) -> Metric | None:
+    """``metric`` of models that are shown inputs of ``float_type``, and compute in float32."""
+    if metric is None or float_type is torch.float32:
+        return metric
+
+    def scored(model: nn.Module) -> float:
+        give_float_type(model, float_type)
+        try:
+            return metric(model)
+        finally:
+            give_float_type(model, torch.float32)
+
+    return scored
+
+
+def _given_in(float_type: torch.dtype, found: nn.Module, sample: Sequence[Call]) -> nn.Module:
+    """``found``, as a model of ``float_type`` would take its inputs."""
+    name = str(float_type).removeprefix("torch.")
+    note = f"the model was given in {name}; what is not int8 computes in float32"
+    if any(x.is_floating_point() for call in sample for x in call.leaves):
+        give_float_type(found, float_type)
+        note += f", and {name} is what it takes and returns"
+    summary: Any = found.quantization
+    found.quantization = dataclasses.replace(summary, notes=(*summary.notes, note))
+    return found
 
 
 def _on(metric: Callable[..., float], evaluation: Any) -> Metric:

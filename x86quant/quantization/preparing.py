@@ -53,6 +53,7 @@ from x86quant.quantization.scheme import (
     check_model,
     decide,
     dynamic_layers,
+    float_type,
     left_in_float,
 )
 from x86quant.quantization.settings import Settings
@@ -71,6 +72,7 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
         UnsupportedError: no part of the model can be quantized.
     """
     given = check_model(model)
+    single = float_type(given) is not torch.float32
     scheme = decide(given, settings.mode)
     ranges = Ranges.of(settings)
     if calibration is None and scheme.static:
@@ -81,9 +83,15 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
     data = None
     if calibration is not None:
         data = Calibration(
-            calibration, given, example_inputs=settings.example_inputs, show=settings.progress
+            calibration,
+            given,
+            example_inputs=settings.example_inputs,
+            single=single,
+            show=settings.progress,
         )
     reference = as_written(copied(given)).eval()
+    if single:
+        reference.float()
     if data is not None:
         _check_runs(reference, data.example, given=given)
         for odd in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import Int8Linear, is_experts, is_linear, is_recurrent, why_float
 from x86quant.dynamic.torchao_weights import is_torchao
 from x86quant.errors import InvalidInputError
+from x86quant.ops.float_type import OTHER_FLOATS
 from x86quant.quantization.tracing.recurrent_layers import LAYERS
 
 #: Where stock PyTorch keeps its quantized layers.
@@ -25,7 +27,7 @@ def check_model(model: Any) -> nn.Module:
     """``model`` itself, or what torch.compile wraps, if it can be quantized at all.
 
     Raises:
-        InvalidInputError: it is no module, is quantized, is not on the CPU, is hardly in float32,
+        InvalidInputError: it is no module, is quantized, is not on the CPU, has weights of 8 bits,
             or holds NaN.
     """
     if not isinstance(model, nn.Module):
@@ -57,16 +59,25 @@ def check_model(model: Any) -> nn.Module:
                 f"{name} is torchao's {type(tensor).__name__}, quantized already: "
                 "x86quant.to_dynamic(model) takes over its codes, or give the float model"
             )
-    parameters = [pair for pair in model.named_parameters() if pair[1].is_floating_point()]
-    others = [pair for pair in parameters if pair[1].dtype != torch.float32]
-    matrices = [sum(x.dim() > 1 for _, x in pairs) for pairs in (others, parameters)]
-    if others and 2 * matrices[0] >= matrices[1]:
-        name, tensor = others[0]
-        raise InvalidInputError(f"{name} is {tensor.dtype}: call model.float() first")
-    for name, tensor in parameters:  # buffers may be masks
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    for name, tensor in model.named_parameters():  # buffers may be masks
+        if not tensor.is_floating_point():
+            continue
+        if tensor.dtype not in (torch.float32, *OTHER_FLOATS):
+            raise InvalidInputError(
+                f"{name} is {tensor.dtype}, a type of codes that are nothing without their scales: "
+                "give the float model"
+            )
+        if not bool(torch.isfinite(tensor).all()):
             raise InvalidInputError(f"{name} holds NaN or infinity: check the float model")
     return model
+
+
+def float_type(model: nn.Module) -> torch.dtype:
+    """The type that the weights of ``model`` are in: the one of most matrices, if not float32."""
+    counts = Counter(x.dtype for x in model.parameters() if x.is_floating_point() and x.dim() > 1)
+    others = [dtype for dtype in counts if dtype is not torch.float32]
+    most = max(others, key=counts.__getitem__, default=torch.float32)
+    return most if 2 * sum(counts[x] for x in others) >= counts.total() else torch.float32
 
 
 Mode = Literal["auto", "static", "dynamic", "weight_only"]

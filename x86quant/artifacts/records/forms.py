@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from x86quant.artifacts.file.content import Content
@@ -26,6 +27,7 @@ from x86quant.compiled.guarded import GuardedGraph
 from x86quant.errors import ArtifactError
 from x86quant.forms.call_form import CallForm, Structure
 from x86quant.forms.guard import Guard
+from x86quant.ops.float_type import OTHER_FLOATS, float_type_of, give_float_type
 
 #: Modules within modules within modules; a graph in a tree is two.
 _MAX_DEPTH = 8
@@ -146,7 +148,10 @@ def is_replaced(module: nn.Module) -> bool:
 def write(module: nn.Module | tuple[nn.Module, nn.Module], tensors: TensorWriter) -> dict[str, Any]:
     """The record of ``module``."""
     form = next(form for form in FORMS if form.takes(module))
-    return {"form": form.name, **form.write(module, tensors)}
+    record = {"form": form.name, **form.write(module, tensors)}
+    if isinstance(module, nn.Module) and (own := float_type_of(module)) is not torch.float32:
+        record["float_type"] = str(own).removeprefix("torch.")
+    return record
 
 
 def check_savable(
@@ -171,4 +176,20 @@ def read(record: object, tensors: TensorReader, depth: int = 0) -> Content:
     form = next((form for form in FORMS if form.name == name), None)
     if form is None or depth > _MAX_DEPTH:
         raise ArtifactError(f"a module has the unknown form {str(name)[:80]!r}")
-    return form.read(found, tensors, lambda inner: read(inner, tensors, depth + 1))
+    told = found.pop("float_type", None)
+    content = form.read(found, tensors, lambda inner: read(inner, tensors, depth + 1))
+    return content if told is None else _of_type(told, content)
+
+
+def _of_type(told: object, content: Content) -> Content:
+    """``content`` of a module that takes and returns a floating type other than float32."""
+    types = {str(x).removeprefix("torch."): x for x in OTHER_FLOATS}
+    if not isinstance(told, str) or told not in types:
+        raise ArtifactError(f"a module has the unknown floating type {str(told)[:80]!r}")
+
+    def build(skeleton: nn.Module | None) -> nn.Module:
+        found = content.build(skeleton)
+        give_float_type(found, types[told])
+        return found
+
+    return dataclasses.replace(content, build=build)

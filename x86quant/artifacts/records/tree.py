@@ -33,6 +33,7 @@ from x86quant.compiled.block_graphs import (
 )
 from x86quant.compiled.guarded import GuardedGraph
 from x86quant.compiled.token_step import TokenStep
+from x86quant.compiled.watch import is_known_hook
 from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import adapt_containers
 from x86quant.dynamic.experts import open_experts
@@ -411,4 +412,4 @@ def _hooks(module: nn.Module) -> int:
         for kind in ("_forward_hooks", "_forward_pre_hooks")
         for hook in getattr(module, kind).values()
     ]
-    return sum(not str(getattr(h, "__module__", "")).startswith("transformers.") for h in hooks)
+    return sum(not is_known_hook(hook) for hook in hooks)
