@@ -14,8 +14,8 @@ from torch import nn
 
 from benchmarks.readers.changes import anything, json_changes
 from benchmarks.readers.reader import Depth, Reader
+from tests.huggingface.test_compressed_codes import W8A8
 from tests.huggingface.test_group_checkpoints import PACKED, awq, drawn, gptq, packed
-from tests.huggingface.test_huggingface import W8A8
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.huggingface.checkpoint_formats import FORMATS
 from x86quant.huggingface.load_settings import X86QuantConfig

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LENGTH, _STEPS, _SIZE = 128, 64, 224
 _TORCHVISION = "torchvision.models:"
+_TIMM = "timm:"
 _BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
 _MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
 # Names of models of transformers: the class, and what its configuration is besides the default.
@@ -113,16 +114,19 @@ def subject(name: str, inputs: Sequence[InputShape] = ()) -> Subject:
     """The subject called ``name``, not built yet.
 
     Args:
-        name: of torchvision, with or without the module; one of transformers or our own; a saved
-            model, a folder of transformers, ``module:factory`` or ``file.py:factory``.
+        name: of torchvision, with or without the module; ``timm:name``; one of transformers or our
+            own; a saved model, a folder of transformers, ``module:factory`` or ``file.py:factory``.
         inputs: what to call it with: for a known model only if it takes inputs of this kind.
 
     Raises:
         InvalidInputError: there is no such model; says what is near.
     """
     weights = "random"
-    if _short(name) is not None:
-        usual: tuple[InputShape, ...] = (InputShape((1, 3, _SIZE, _SIZE)),)
+    if (short := _short(name)) is not None:
+        from x86quant.bench.vision import image_size
+
+        size = image_size(short)
+        usual: tuple[InputShape, ...] = (InputShape((1, 3, size, size)),)
     elif name in _TRANSFORMERS:
         _need("transformers", name)
         usual = _for_transformers(name)
@@ -131,7 +135,7 @@ def subject(name: str, inputs: Sequence[InputShape] = ()) -> Subject:
         usual = (InputShape((128, 13)), InputShape((128, 26), "int64"))
     elif name == "lstm":
         usual = (InputShape((1, _STEPS, 128)),)
-    elif ":" in name or Path(name).exists():
+    elif (":" in name and not name.startswith(_TIMM)) or Path(name).exists():
         weights = _OWN_WEIGHTS
         usual = tuple(inputs) or _saved_inputs(load_model(name), name)
     else:
@@ -168,7 +172,10 @@ def build(name: str, *, weighted: bool = False) -> nn.Module:
 
 
 def _short(name: str) -> str | None:
-    """The network's name in torchvision, if it is one."""
+    """The network's name in torchvision, or with ``timm:`` in front in timm, if it is one."""
+    if name.startswith(_TIMM):
+        _need("timm", name)
+        return name if name in _timm_models() else None
     short = name.removeprefix(_TORCHVISION)
     if ":" in short or not short.isidentifier() or short in (*_OWN, *_TRANSFORMERS):
         return None
@@ -186,6 +193,12 @@ def _torchvision_networks() -> list[str]:
     return names
 
 
+def _timm_models() -> list[str]:
+    from x86quant.bench.vision import timm_models
+
+    return timm_models()
+
+
 def _need(package: str, name: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise InvalidInputError(f"{name!r} needs {package}: pip install {package}")
@@ -193,11 +206,14 @@ def _need(package: str, name: str) -> None:
 
 def _unknown(name: str) -> str:
     known = [*_torchvision_networks(), *_TRANSFORMERS, *_OWN]
+    if name.startswith(_TIMM):
+        known = _timm_models()
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     return (
         f"there is no model {name!r}: {meant}Give a network of torchvision, such as resnet18; "
-        f"{', '.join([*_TRANSFORMERS, *_OWN])}; a saved model; or module:factory"
+        f"of timm, such as timm:convnext_atto; {', '.join([*_TRANSFORMERS, *_OWN])}; a saved "
+        "model; or module:factory"
     )
 
 

@@ -1,7 +1,9 @@
-"""Networks for pictures, with weights that keep activations in a sane range."""
+"""Networks for pictures, of torchvision and timm, whose activations keep in a sane range."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +12,18 @@ from torch import nn
 
 from x86quant.torchvision_import import import_torchvision
 
+_SIZE = 224
+#: Parameters by which blocks are scaled before they are added: of torchvision, and of timm.
+_SHARES = re.compile(r"layer_scale$|(^|\.)(gamma|gamma_?[0-9]|ls[0-9]\.gamma|alpha[0-9]?)$")
+#: Such a scale is felt from here on.
+_FELT = 0.01
+
 
 def network_for_images(name: str, size: int = 224) -> nn.Module:
-    """torchvision's network, settled on :func:`images`, with every block's share felt."""
+    """The network, settled on :func:`images`, with every block's share felt."""
     model = random_model(name)
     for parameter_name, parameter in model.named_parameters():
-        if parameter_name.endswith("layer_scale"):
+        if _SHARES.search(parameter_name) and float(parameter.abs().max()) < _FELT:
             # A fresh ConvNeXt's is 1e-6: its blocks could compute anything, unnoticed.
             nn.init.constant_(parameter, 0.3)
     settle(model, [images(8, size, seed) for seed in (1, 2)])
@@ -52,9 +60,39 @@ def settle(model: nn.Module, batches: Sequence[torch.Tensor]) -> None:
     model.eval()
 
 
+#: What models of timm are called by, before their own name.
+TIMM = "timm:"
+
+
+def timm_models() -> list[str]:
+    """The names of timm's models, as they are asked for; none without timm."""
+    import_torchvision()  # timm imports it
+    if importlib.util.find_spec("timm") is None:
+        return []
+    import timm
+
+    return [f"{TIMM}{name}" for name in timm.list_models()]
+
+
+def image_size(name: str) -> int:
+    """How high and wide the network called ``name`` wants its pictures."""
+    if not name.startswith(TIMM):
+        return _SIZE
+    import timm
+
+    known = timm.get_pretrained_cfg(name.removeprefix(TIMM))
+    return _SIZE if known is None else int(known.input_size[-1])
+
+
 def random_model(name: str, **options: Any) -> nn.Module:
-    """The float network with random weights, as torchvision makes it from ``options``."""
+    """The float network with random weights, as torchvision or timm makes it from ``options``."""
     torchvision: Any = import_torchvision()
+    if name.startswith(TIMM):
+        import timm
+
+        torch.manual_seed(0)
+        found: nn.Module = timm.create_model(name.removeprefix(TIMM), pretrained=False, **options)
+        return found
     if torchvision is None:
         raise ImportError("no module named 'torchvision'")
     torch.manual_seed(0)

@@ -5,10 +5,10 @@
     x86quant bench mine:net --shape 1,3,224,224 --instances 4
     x86quant bench compare before/results.json after/results.json --fail-if-slower 3%
 
-A MODEL is a network of torchvision (resnet18), a model of transformers with random weights
-(bert-base, bert-large, distilbert-base, roberta-base, vit-b-16, minilm), dlrm, lstm, a saved model,
-or module:factory. Back ends take turns in one process. --out gets results.json, results.csv,
-report.md, report.html and, where matplotlib is installed, plot.png.
+A MODEL is a network of torchvision (resnet18) or timm (timm:convnext_atto), a model of
+transformers with random weights (bert-base, bert-large, distilbert-base, roberta-base, vit-b-16,
+minilm), dlrm, lstm, a saved model, or module:factory. Back ends take turns in one process. --out
+gets results.json, results.csv, report.md, report.html and, where matplotlib is installed, plot.png.
 
 To see what another machine would do, cap this one: X86QUANT_ISA=avx2 x86quant bench ...
 """

@@ -154,7 +154,7 @@ def is_transformer(model: nn.Module) -> bool:
         # Some norm by functions (OLMo), or by nothing but a scale (MobileBERT).
         return not convolutions and any(_has_queries(m) for m in model.modules())
     if convolutions:
-        return any(_is_attention(m) for m in model.modules())
+        return any(_is_attention(m, path) for path, m in model.named_modules())
     return any(is_linear(m) for m in model.modules())
 
 
@@ -178,12 +178,14 @@ def _is_norm(module: nn.Module) -> bool:
     return named and isinstance(weight, torch.Tensor) and weight.dim() == 1
 
 
-def _is_attention(module: nn.Module) -> bool:
-    """Whether ``module`` is an attention: by name, or by linears for queries, keys and values."""
+def _is_attention(module: nn.Module, path: str) -> bool:
+    """Whether ``module`` is an attention: by names, or by linears for queries, keys and values."""
     if isinstance(module, nn.MultiheadAttention) or _has_queries(module):
         return True
-    named = _ATTENTION.search(type(module).__name__) is not None
-    return named and any(is_linear(m) for m in module.modules())
+    linears = sum(is_linear(m) for m in module.modules())
+    if _ATTENTION.search(type(module).__name__):
+        return linears > 0
+    return linears > 1 and _ATTENTION.search(path.rpartition(".")[2]) is not None
 
 
 def _has_queries(module: nn.Module) -> bool:
@@ -209,7 +211,10 @@ def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.
     The whole may be without layers, where its code calls functions on weights of its own.
     """
     for path, module in model.named_modules():
-        if plan.dynamic and any(_is_attention(m) or is_recurrent(m) for m in module.modules()):
+        if plan.dynamic and any(
+            _is_attention(m, f"{path}.{inner}") or is_recurrent(m)
+            for inner, m in module.named_modules()
+        ):
             continue
         wanted: Any = (
             _CONVOLUTIONS if plan.dynamic else (_CONVOLUTIONS, nn.Linear, *LAYERS.values())

@@ -118,6 +118,75 @@ def _as_layer(gm: GraphModule, node: Node, prefix: str) -> bool:
 _TENSORS = ("weight", "bias", "running_mean", "running_var")
 
 
+def spell_batch_norms(gm: GraphModule, source: nn.Module) -> None:
+    """Call torch's layer where ``F.batch_norm`` is called on the tensors of a module of ``source``.
+
+    So do subclasses whose ``forward`` has more in it, an activation say.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=F.batch_norm):
+        given = dict(zip(_BATCH_NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs
+        path = _home_of({name: given.get(name) for name in _TENSORS})
+        if path is None or given.get("training"):
+            continue
+        kind = _batch_norm_kind(source.get_submodule(path), gm, given["input"])
+        home: Any = gm.get_submodule(path)
+        if kind is None:
+            continue
+        layer: Any = kind(len(home.running_mean), eps=given.get("eps", 1e-5), affine=False).eval()
+        for name in _TENSORS:
+            group = layer._buffers if name.startswith("running") else layer._parameters
+            group[name] = None if given.get(name) is None else getattr(home, name)
+        layer.affine = layer.weight is not None
+        before = getattr(home, _NORM, layer)  # of another call of it
+        if repr(before) != repr(layer):
+            continue
+        setattr(home, _NORM, before)
+        with gm.graph.inserting_before(node):
+            call = gm.graph.call_module(f"{path}.{_NORM}", (given["input"],))
+        call.meta.update(node.meta)
+        node.replace_all_uses_with(call)
+        gm.graph.erase_node(node)
+
+
+_BATCH_NORM_ARGUMENTS = (
+    "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps",
+)  # fmt: skip
+#: What the layer is called within the module whose tensors it has.
+_NORM = "batch_norm"
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_CONVOLUTIONS = (
+    (nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d),
+    (nn.Conv3d, nn.ConvTranspose3d),
+)  # fmt: skip
+
+
+def _home_of(tensors: dict[str, Any]) -> str | None:
+    """The path of the module whose ``tensors`` these are, by their own names, all that it has."""
+    homes = set()
+    for name, node in tensors.items():
+        if node is None:
+            continue
+        if not isinstance(node, Node) or node.op != "get_attr":
+            return None
+        home, _, own = str(node.target).rpartition(".")
+        if own != name:
+            return None
+        homes.add(home)
+    known = tensors["running_mean"] is not None and tensors["running_var"] is not None
+    return homes.pop() if known and len(homes) == 1 and homes != {""} else None
+
+
+def _batch_norm_kind(module: nn.Module, gm: GraphModule, x: Any) -> Any:
+    """Torch's layer for the tensors of ``module``: its own base, or as the convolution before."""
+    for kind, convolutions in zip(_BATCH_NORMS, _CONVOLUTIONS, strict=True):
+        before = isinstance(x, Node) and x.op == "call_module"
+        if isinstance(module, kind) or (
+            before and isinstance(gm.get_submodule(str(x.target)), convolutions)
+        ):
+            return kind
+    return None
+
+
 def _put(gm: GraphModule, place: str, home: nn.Module, layer: nn.Module) -> bool:
     """Let ``layer`` stand at ``place`` with the tensors of ``home``; False if another one does."""
     before = _at(gm, place)

@@ -31,7 +31,7 @@ from x86quant.quantization.tracing.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.tracing.maxima import spell_maxima
 from x86quant.quantization.tracing.recommenders import recognise_recommender
 from x86quant.quantization.tracing.recurrent_layers import part_recurrent
-from x86quant.quantization.tracing.spelled_ops import spell
+from x86quant.quantization.tracing.spelled_ops import spell, spell_batch_norms
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -72,6 +72,7 @@ def by_fx(module: nn.Module, example: Call, small: Call | None = None) -> Traced
         gm = GraphModule(module, graph)
         for node in graph.nodes:
             node.meta["scope"] = tracer.node_name_to_scope[node.name][0]
+        spell_batch_norms(gm, module)
         guard = _guard(form, leaves, tracer)
         inputs = leaves if small is None else _held_for(form, guard, small) or leaves
         gm = without_mutations(gm, inputs, compare=False)  # what is traced is proved
