@@ -36,13 +36,15 @@ class Block(nn.Module):
         return self._forward(self, x) if mask is None else self._forward(self, x, mask)
 
 
-def lowered(forward: Forward, *inputs: torch.Tensor, train: bool = False) -> dict[str, int]:
+def lowered(
+    forward: Forward, *inputs: torch.Tensor, train: bool = False, free: bool = False
+) -> dict[str, int]:
     """How many of our ops there are in ``forward``, which fused gives what it gave before."""
     model = to_dynamic(Block(forward).eval())
     given = inputs or (torch.randn(2, 5, 32),)
     model.dropout.train(train)
     form, leaves = CallForm.of(model, given, {})
-    exported = ops_from_export(model, form, leaves, free=False)
+    exported = ops_from_export(model, form, leaves, free=free)
     fused, _ = lower_rows(exported.graph_module)
     ops = dict(collections.Counter(op_name(n) for n in fused.graph.nodes if is_op(n)))
     # Attention may multiply in bfloat16, which has 8 bits.

@@ -279,6 +279,14 @@ def test_rows_are_rolled_as_codes() -> None:
     assert lowered(forward, PIXELS) == MOVED
 
 
+def test_sizes_of_a_move_may_be_computed_behind_the_product() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        y = m.q(x)
+        return y.reshape(y.shape[0] * 2, 3, 4, 32).sin()
+
+    assert lowered(forward, PIXELS, free=True) == {"quantize_rows": 1, "linear_rows": 1}
+
+
 @pytest.mark.parametrize(
     "move",
     [

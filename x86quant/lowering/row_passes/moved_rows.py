@@ -90,7 +90,7 @@ def _before_product(gm: GraphModule, product: Node) -> int:
     if not moves:
         return 0
     arguments = dict(product.kwargs)
-    with gm.graph.inserting_before(product):
+    with gm.graph.inserting_before(last):  # sizes that moves take may be computed after the product
         given = [arguments[name] for name in _CODES]
         codes = _moved(gm, given, moves, features_of(weight))
         arguments.update(zip(_CODES, codes, strict=True))

@@ -42,6 +42,7 @@ from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.sentences import hides_padding
 from x86quant.quantization.tracing.filled_forms import filled
 from x86quant.runtime.partition import runner
+from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -186,6 +187,14 @@ class _BlockSearch:
             except UnsupportedError as error:
                 _log.info("%s has no graph: %s", path or "the model", error)
                 self._refused.add(type(module))  # others of its class cost as long to refuse
+            except Exception as error:  # without graphs the model runs all the same
+                if not is_own(error):
+                    raise
+                where = f"{path} runs" if path else "the model runs"
+                warnings.warn(
+                    f"{where} layer by layer: {described(error)}", X86QuantWarning, stacklevel=2
+                )
+                self._refused.add(type(module))
             else:
                 BlockGraphs(module, graphs).attach()
                 self._accepted.add(type(module))
