@@ -178,8 +178,9 @@ def test_tokens_joined_otherwise_are_no_rows() -> None:
     assert "attention_rows" not in lowered(forward, X)
 
 
+@pytest.mark.parametrize("said", [False, True])
 @pytest.mark.parametrize("images", [1, 3])
-def test_the_masks_of_shifted_windows_are_one(images: int) -> None:
+def test_the_masks_of_shifted_windows_are_one(images: int, said: bool) -> None:
     windows, tokens = 4, 5
 
     def forward(m: Any, x: Any) -> Any:
@@ -188,7 +189,8 @@ def test_the_masks_of_shifted_windows_are_one(images: int) -> None:
         scores = scores + m.rms[: 2 * tokens].reshape(1, 2, tokens, 1).expand(1, 2, tokens, tokens)
         hidden = x.new_zeros((windows, tokens, tokens))
         hidden[1:, :2] = -100.0
-        apart = scores.view(x.shape[0] // windows, windows, 2, tokens, tokens)
+        count = x.shape[0] // windows if said else -1
+        apart = scores.view(count, windows, 2, tokens, tokens)
         apart = apart + hidden.unsqueeze(1).unsqueeze(0)
         return joined(apart.view(-1, 2, tokens, tokens).softmax(-1) @ v)
 

@@ -226,8 +226,6 @@ def test_bad_models_are_named(conv_net):
         broken.second.weight[0] = float("nan")
     with pytest.raises(InvalidInputError, match=r"second\.weight holds NaN"):
         x86quant.quantize(broken, images(4))
-    with pytest.raises(InvalidInputError, match=r"call model\.float"):
-        x86quant.quantize(copy.deepcopy(conv_net).bfloat16(), images(4))
     with pytest.raises(InvalidInputError, match="quantized already"):
         x86quant.quantize(x86quant.quantize(seeded(Encoder), None), None)
     with pytest.raises(UnsupportedError, match="no layer"):

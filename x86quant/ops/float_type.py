@@ -127,7 +127,8 @@ def float_type_of(module: nn.Module) -> torch.dtype:
 def give_float_type(module: nn.Module, float_type: torch.dtype) -> None:
     """Let ``module``, which computes in float32, take and return ``float_type``."""
     if isinstance(module, Int8Module):
-        module.to(float_type)
+        if module._float_type is not float_type:  # else it would be its tensors that are converted
+            module.to(float_type)
         return
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for number in [n for n, hook in hooks.items() if is_type_hook(hook)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -212,13 +213,30 @@ def merge_masks(gm: GraphModule) -> int:
             both = constant(gm, bias) + constant(gm, windows)  # type: ignore[operator]
             mask = add_constant(gm, gm.graph, "window_masks", both)
             mask.meta["val"] = torch.empty_like(both, device="meta")
-            repeated = call(gm.graph, aten.expand.default, value_of(apart), mask, apart.args[1])
+            shape = _whole_shape(apart, scores)
+            repeated = call(gm.graph, aten.expand.default, value_of(apart), mask, shape)
             mask = call(gm.graph, aten.reshape.default, whole, repeated, back.args[1])
             total = call(gm.graph, aten.add.Tensor, whole, scores, mask)
         back.replace_all_uses_with(total)
         gm.graph.erase_node(back)
         changed += 1
     return finish(gm, changed)
+
+
+def _whole_shape(apart: Node, scores: Node) -> list[Any]:
+    """The sizes of ``apart``, of which its view may leave one out: that of the images at most."""
+    shape = list(apart.args[1])  # type: ignore[arg-type]
+    known = value_of(apart).shape  # type: ignore[union-attr]
+    for dim, size in enumerate(shape):
+        if type(size) is int and size == -1:
+            shape[dim] = known[dim] if type(known[dim]) is int else None
+    if None in shape:
+        rows = apart.graph.call_function(aten.sym_size.int, (scores, 0))
+        rows.meta["val"] = value_of(scores).shape[0]  # type: ignore[union-attr]
+        images = apart.graph.call_function(operator.floordiv, (rows, known[1]))
+        images.meta["val"] = known[0]
+        shape[shape.index(None)] = images
+    return shape
 
 
 def _masks(gm: GraphModule, back: Node) -> tuple[Node, Node, Node, Node] | None:
@@ -248,4 +266,10 @@ def _masks(gm: GraphModule, back: Node) -> tuple[Node, Node, Node, Node] | None:
     seen, added = value_of(apart), value_of(windows)
     if seen is None or added is None or seen.dim() != 5 or added.dim() != 5:
         return None
-    return (scores, bias, windows, apart) if added.shape[0] == added.shape[2] == 1 else None
+    if (
+        added.shape[0] != 1
+        or added.shape[2] != 1
+        or not all(type(n) is int for n in seen.shape[1:])
+    ):
+        return None
+    return scores, bias, windows, apart

@@ -17,6 +17,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from x86quant.lowering.graph_tools import attribute
+
 aten = torch.ops.aten
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -146,6 +148,70 @@ def spell_batch_norms(gm: GraphModule, source: nn.Module) -> None:
         call.meta.update(node.meta)
         node.replace_all_uses_with(call)
         gm.graph.erase_node(node)
+
+
+def spell_convolutions(gm: GraphModule, source: nn.Module) -> None:
+    """Call torch's layer where the code of one of its convolutions calls the function.
+
+    So do subclasses of ``source`` that pad the input or compute their weight, which is a constant
+    by now. What a function computes outside of such a module stays a function.
+    """
+    for node in list(gm.graph.nodes):
+        kind = _FUNCTIONAL.get(node.target) if node.op == "call_function" else None
+        scope = node.meta.get("scope")
+        if kind is None or not scope or node.kwargs.keys() & {"input", "weight"}:
+            continue
+        given = dict(zip(_CONV_ARGUMENTS, node.args, strict=False)) | node.kwargs
+        weight, bias = _tensor(gm, given["weight"]), _tensor(gm, given.get("bias"))
+        if not isinstance(_found(source, scope), kind) or weight is None:
+            continue
+        if (bias is None) != (given.get("bias") is None) or bool(_read_within(gm, scope, node)):
+            continue
+        defaults: dict[str, Any] = {"stride": (1,), "padding": (0,), "dilation": (1,), "groups": 1}
+        wanted = {name: given.get(name, value) for name, value in defaults.items()}
+        sizes = {
+            name: value if isinstance(value, tuple | list | str) else (value,)
+            for name, value in wanted.items()
+            if name != "groups"
+        }
+        layer: Any = _conv(kind)(weight, {"bias": bias, "groups": wanted["groups"], **sizes})
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        _at(gm, scope)
+        gm.set_submodule(scope, layer.eval())
+        node.op, node.target, node.args, node.kwargs = "call_module", scope, (given["input"],), {}
+    gm.graph.eliminate_dead_code()
+
+
+_FUNCTIONAL: dict[Any, type[nn.Module]] = {
+    F.conv1d: nn.Conv1d, F.conv2d: nn.Conv2d, F.conv3d: nn.Conv3d
+}  # fmt: skip
+_CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+def _tensor(gm: GraphModule, node: Any) -> torch.Tensor | None:
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    value = attribute(gm, str(node.target))
+    return value.detach() if isinstance(value, torch.Tensor) else None
+
+
+def _found(source: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return source.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _read_within(gm: GraphModule, scope: str, call: Node) -> list[Node]:
+    """What is read of the module at ``scope`` besides what ``call`` reads."""
+    return [
+        node
+        for node in gm.graph.nodes
+        if node.op in ("get_attr", "call_module")
+        and f"{node.target}.".startswith(f"{scope}.")
+        and set(node.users) - {call}
+    ]
 
 
 _BATCH_NORM_ARGUMENTS = (

@@ -26,12 +26,17 @@ from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.tracing.constant_products import spell_as_linears
+from x86quant.quantization.tracing.constants import fold_constants
 from x86quant.quantization.tracing.exported_programs import FIXED_SIZES
 from x86quant.quantization.tracing.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.tracing.maxima import spell_maxima
 from x86quant.quantization.tracing.recommenders import recognise_recommender
 from x86quant.quantization.tracing.recurrent_layers import part_recurrent
-from x86quant.quantization.tracing.spelled_ops import spell, spell_batch_norms
+from x86quant.quantization.tracing.spelled_ops import (
+    spell,
+    spell_batch_norms,
+    spell_convolutions,
+)
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -171,6 +176,8 @@ def trace(
                 f"{node.name} depends on how a tensor lies in memory, and in int8 it lies "
                 "otherwise; call contiguous() on the tensor first"
             )
+        fold_constants(found.graph_module)
+        spell_convolutions(found.graph_module, module)
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
         try:
