@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from x86quant.quantization.tracing.spelled_ops import (
     spell_batch_norms,
     spell_convolutions,
 )
+from x86quant.quantization.tracing.sums import spell_sums
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -182,6 +184,7 @@ def trace(
         fold_batch_norms(found.graph_module)
         try:
             recognise_recommender(found.graph_module, _inputs(found, example))
+            spell_sums(found.graph_module, functools.partial(_inputs, found, example))
         except UnsupportedError:
             raise
         except Exception as error:  # it runs the graph, where the module may have caught an error
