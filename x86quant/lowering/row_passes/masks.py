@@ -231,12 +231,25 @@ def _whole_shape(apart: Node, scores: Node) -> list[Any]:
         if type(size) is int and size == -1:
             shape[dim] = known[dim] if type(known[dim]) is int else None
     if None in shape:
-        rows = apart.graph.call_function(aten.sym_size.int, (scores, 0))
-        rows.meta["val"] = value_of(scores).shape[0]  # type: ignore[union-attr]
-        images = apart.graph.call_function(operator.floordiv, (rows, known[1]))
-        images.meta["val"] = known[0]
-        shape[shape.index(None)] = images
+        shape[shape.index(None)] = _images(apart, scores)
     return shape
+
+
+def _images(apart: Node, scores: Node) -> Node:
+    """How many images there are, by what is not a part of the attention, if that says it."""
+    graph = apart.graph
+    shape = value_of(apart).shape  # type: ignore[union-attr]
+    for given in graph.find_nodes(op="placeholder"):
+        for dim, size in enumerate(sizes(given) or ()):
+            if size == str(shape[0]):
+                found = graph.call_function(aten.sym_size.int, (given, dim))
+                found.meta["val"] = shape[0]
+                return found
+    rows = graph.call_function(aten.sym_size.int, (scores, 0))
+    rows.meta["val"] = value_of(scores).shape[0]  # type: ignore[union-attr]
+    images = graph.call_function(operator.floordiv, (rows, shape[1]))
+    images.meta["val"] = shape[0]
+    return images
 
 
 def _masks(gm: GraphModule, back: Node) -> tuple[Node, Node, Node, Node] | None:
