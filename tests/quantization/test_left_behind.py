@@ -83,7 +83,7 @@ class Net(nn.Module):
 torch.fx.symbolic_trace(nn.Linear(3, 3))  # what torch itself leaves behind
 net = Net().eval()
 torch.export.export(net, (torch.randn(2, 8, 32),))
-x86quant.quantize(nn.Linear(4, 4), mode="dynamic", progress=False)  # what is imported on first use
+x86quant.quantize(nn.Linear(8, 8), mode="dynamic", progress=False)  # what is imported on first use
 before = attributes(), behaviour()
 int8 = x86quant.quantize(
     net, [torch.randn(2, 8, 32)] * 2, mode="MODE", speed_check=False, progress=False

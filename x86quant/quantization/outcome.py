@@ -84,19 +84,19 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     model.requires_grad_(False)
     note_in_config(model, settings.fuse_blocks)
     result: Any = model.eval()
-    if sample and _wants_graphs(outcome, result, settings):
+    if sample and _wants_graphs(outcome, result, settings, sample[0]):
         for note in give_graphs(result, variants(sample), settings.fuse_blocks):
             outcome = outcome.noting(note)
     result.quantization = outcome.summary()
     return result
 
 
-def _wants_graphs(outcome: Choices, model: nn.Module, settings: Settings) -> bool:
+def _wants_graphs(outcome: Choices, model: nn.Module, settings: Settings, call: Call) -> bool:
     """Whether blocks of dynamic layers are to run as graphs."""
     if settings.fuse_blocks == "auto" and not settings.speed_check:
         return False
     dynamic = outcome.prepared.scheme.dynamic and outcome.int8_layers
-    return bool(dynamic) and wants_graphs(model, settings.fuse_blocks)
+    return bool(dynamic) and wants_graphs(model, settings.fuse_blocks, call)
 
 
 # --- it runs ---

@@ -14,6 +14,7 @@ from torch import nn
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import Int8Linear, is_experts, is_linear, is_recurrent, why_float
+from x86quant.dynamic.layers import weight_of
 from x86quant.dynamic.torchao_weights import is_torchao
 from x86quant.errors import InvalidInputError
 from x86quant.ops.float_type import OTHER_FLOATS
@@ -238,11 +239,20 @@ def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Mod
             if not plan.weight_only and why_float(module) is None:
                 yield path, module
         elif why_float(module) is None and (
-            is_linear(module)
+            (is_linear(module) and (plan.weight_only or not _is_tiny(module)))
             or is_experts(module)
             or (plan.weight_only and isinstance(module, TABLES))
         ):
             yield path, module
+
+
+#: Rows of fewer features than this cost more to quantize than their product saves.
+_LEAST_FEATURES = 5
+
+
+def _is_tiny(linear: nn.Module) -> bool:
+    """Whether ``linear`` mixes a few heads or coordinates, say."""
+    return weight_of(linear).shape[1] < _LEAST_FEATURES
 
 
 def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
@@ -257,6 +267,8 @@ def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
             continue
         known = is_linear(module) or is_recurrent(module) or is_experts(module)
         reason = why_float(module) if known or isinstance(module, _ATTENTIONS) else None
+        if reason is None and is_linear(module) and _is_tiny(module):
+            reason = "rows of so few features gain nothing from int8"
         if (dtype := other_precision(module)) is not None:
             reason = f"it computes in {dtype}"
         found[path] = reason or f"{type(module).__name__} has no int8 form in this mode"
