@@ -86,6 +86,8 @@ def test_one_that_is_called_twice_is_right() -> None:
 class Positions(nn.Module):
     """A table of positions that a small network makes of coordinates."""
 
+    places: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("places", torch.randn(12, 2))
