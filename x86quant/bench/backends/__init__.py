@@ -59,8 +59,10 @@ class Task:
         """Whether it is a network for pictures that static quantization is made for."""
         from torch import nn
 
+        from x86quant.quantization.scheme import is_transformer
+
         floats = all(x.is_floating_point() for x in self.example.args) and not self.example.kwargs
-        return floats and self.has(nn.modules.conv._ConvNd) and not self.has("Attention")
+        return floats and self.has(nn.modules.conv._ConvNd) and not is_transformer(self.model)
 
 
 @dataclasses.dataclass(frozen=True)
