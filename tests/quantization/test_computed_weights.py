@@ -14,7 +14,7 @@ from torch.fx import symbolic_trace
 import x86quant
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.quantization.static import part_search
-from x86quant.quantization.tracing.constants import fold_constants
+from x86quant.quantization.tracing.computed_weights import fold_constants
 from x86quant.quantization.tracing.tracing import Way, by_export, by_fx
 
 

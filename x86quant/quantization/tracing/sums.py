@@ -31,7 +31,7 @@ def spell_sums(gm: GraphModule, inputs: Callable[[], Sequence[torch.Tensor]]) ->
     found = [(node, dim) for node in gm.graph.nodes if (dim := _dimension(node)) is not None]
     if not found:
         return
-    shapes = _Shapes(gm)
+    shapes = _SeenShapes(gm)
     with torch.no_grad():
         shapes.run(*[x.clone() for x in inputs()])
     for node, dim in found:
@@ -81,7 +81,7 @@ def _dimension(node: Node) -> int | None:
     return dims if type(dims) is int else None
 
 
-class _Shapes(Interpreter):
+class _SeenShapes(Interpreter):
     def __init__(self, gm: GraphModule) -> None:
         super().__init__(gm)
         self.of: dict[Node, tuple[int, ...]] = {}

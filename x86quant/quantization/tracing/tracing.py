@@ -26,8 +26,8 @@ from x86quant.forms.call_form import CallForm, Structure, is_tensor, take_apart
 from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.mutation import without_mutations
+from x86quant.quantization.tracing.computed_weights import fold_constants
 from x86quant.quantization.tracing.constant_products import spell_as_linears
-from x86quant.quantization.tracing.constants import fold_constants
 from x86quant.quantization.tracing.exported_programs import FIXED_SIZES
 from x86quant.quantization.tracing.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.tracing.maxima import spell_maxima
