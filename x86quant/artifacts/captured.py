@@ -36,7 +36,7 @@ from x86quant.forms.guard import Guard
 from x86quant.lowering import FloatNode
 from x86quant.lowering.lower import computes_in_float
 from x86quant.lowering.passes import Report
-from x86quant.ops.float_type import float_type_of, give_float_type, in_float32
+from x86quant.ops.float_type import float_type_of, give_float_type, in_float32, of_float_type
 from x86quant.terminal.silence import silent
 
 #: Graphs for other branches that a model takes by its sizes.
@@ -64,17 +64,15 @@ def capture(
     for path, part in model.named_modules():
         if is_part(part) and hooks_within(part):
             raise ArtifactError(f"the hooks of {path} have no form in a file: remove them")
-    give_float_type(model, torch.float32)
     try:
-        _check_forgetful(model, example)
-        form, leaves = CallForm.of(model, args, kwargs)
-        with state_kept(model):
-            seen = _seen(model, example, leaves)
-            found, missing = _graphs(model, form, leaves, seen)
+        with of_float_type(model, torch.float32):
+            _check_forgetful(model, example)
+            form, leaves = CallForm.of(model, args, kwargs)
+            with state_kept(model):
+                seen = _seen(model, example, leaves)
+                found, missing = _graphs(model, form, leaves, seen)
     except UnsupportedError as error:
         raise ArtifactError(str(error)) from error
-    finally:
-        give_float_type(model, float_type)
     give_float_type(found, float_type)
     return found, missing
 

@@ -194,9 +194,10 @@ def _torchvision_networks() -> list[str]:
 
 
 def _timm_models() -> list[str]:
-    from x86quant.bench.vision import timm_models
+    import_torchvision()  # timm imports it
+    import timm
 
-    return timm_models()
+    return [f"{_TIMM}{name}" for name in timm.list_models()]
 
 
 def _need(package: str, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -62,16 +61,6 @@ def settle(model: nn.Module, batches: Sequence[torch.Tensor]) -> None:
 
 #: What models of timm are called by, before their own name.
 TIMM = "timm:"
-
-
-def timm_models() -> list[str]:
-    """The names of timm's models, as they are asked for; none without timm."""
-    import_torchvision()  # timm imports it
-    if importlib.util.find_spec("timm") is None:
-        return []
-    import timm
-
-    return [f"{TIMM}{name}" for name in timm.list_models()]
 
 
 def image_size(name: str) -> int:

@@ -127,10 +127,10 @@ def to_dynamic(
             return done[module]
         done[module] = module
         if tied and isinstance(module, nn.Embedding):
-            with in_float32(module) as own:
+            with weights_in_float32(module) as own:
                 done[module] = taking(own, tied_table(name, module))
         elif is_replaceable(module):
-            with in_float32(module) as own:
+            with weights_in_float32(module) as own:
                 done[module] = taking(own, replaced(name, module))
         else:
             # Not named_children(), which gives a shared child one of its names only.
@@ -176,7 +176,7 @@ def is_replaceable(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def in_float32(module: nn.Module) -> Iterator[torch.dtype | None]:
+def weights_in_float32(module: nn.Module) -> Iterator[torch.dtype | None]:
     """``module`` with its weights in float32 for a while; yields the type they have, if another."""
     others = [
         (x, x.data) for x in module.parameters() if x.dtype in OTHER_FLOATS and not is_torchao(x)

@@ -7,7 +7,8 @@ around it. No gradient flows through it: whoever asks for one is told, instead o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -137,6 +138,17 @@ def give_float_type(module: nn.Module, float_type: torch.dtype) -> None:
     if float_type is not torch.float32:
         module.register_forward_pre_hook(_inputs_in_float32, with_kwargs=True)
         module.register_forward_hook(_ResultsIn(float_type))
+
+
+@contextlib.contextmanager
+def of_float_type(module: nn.Module, float_type: torch.dtype) -> Iterator[None]:
+    """A block in which ``module`` takes and returns ``float_type``."""
+    before = float_type_of(module)
+    give_float_type(module, float_type)
+    try:
+        yield
+    finally:
+        give_float_type(module, before)
 
 
 def is_type_hook(hook: object) -> bool:

@@ -21,7 +21,7 @@ from x86quant.observing.activations import ObserverName
 from x86quant.observing.weights import WeightObserverName
 from x86quant.onnx_models import is_onnx_source
 from x86quant.onnx_models.calibration_data import model_and_data
-from x86quant.ops.float_type import give_float_type
+from x86quant.ops.float_type import give_float_type, of_float_type
 from x86quant.quantization.batches import Data
 from x86quant.quantization.bits_by_layer import with_bits_by_layer
 from x86quant.quantization.choices import Choices
@@ -220,11 +220,8 @@ def _taking(float_type: torch.dtype, metric: Metric | None) -> Metric | None:
         return metric
 
     def scored(model: nn.Module) -> float:
-        give_float_type(model, float_type)
-        try:
+        with of_float_type(model, float_type):
             return metric(model)
-        finally:
-            give_float_type(model, torch.float32)
 
     return scored
 

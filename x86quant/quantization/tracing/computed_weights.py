@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from x86quant.lowering.graph_tools import add_constant, attribute
+from x86quant.lowering.graph_tools import add_constant, constant
 
 #: Of such a name is what draws numbers, or reads memory that nobody wrote to.
 _DRAWS = re.compile("rand|normal|bernoulli|multinomial|poisson|dropout|empty|exponential|uniform")
@@ -29,10 +29,8 @@ def fold_constants(gm: GraphModule) -> int:
     """
     known: dict[Node, Any] = {}
     for node in gm.graph.nodes:
-        if node.op == "get_attr":
-            value = attribute(gm, str(node.target))
-            if isinstance(value, torch.Tensor):
-                known[node] = value.detach()
+        if (tensor := constant(gm, node)) is not None:
+            known[node] = tensor
         elif node.op.startswith("call_") and _depends_on(node, known):
             value = _computed(gm, node, known)
             if value is not None:

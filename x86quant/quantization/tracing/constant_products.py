@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule, Node
 
-from x86quant.lowering.graph_tools import add_constant, attribute
+from x86quant.lowering.graph_tools import add_constant, constant
 
 aten = torch.ops.aten
 _PRODUCTS = (torch.matmul, operator.matmul, torch.mm, aten.matmul.default, aten.mm.default)
@@ -49,8 +49,7 @@ def _constant(gm: GraphModule, node: Any) -> torch.Tensor | None:
     if not isinstance(node, Node):
         return None
     if node.op == "get_attr":
-        value = attribute(gm, str(node.target))
-        return value.detach() if isinstance(value, torch.Tensor) else None
+        return constant(gm, node)
     if not node.op.startswith("call_") or not node.args or _name(node) not in _TURNS:
         return None
     source = _constant(gm, node.args[0])

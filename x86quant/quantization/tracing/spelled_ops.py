@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from x86quant.lowering.graph_tools import attribute
+from x86quant.lowering.graph_tools import constant
 
 aten = torch.ops.aten
 
@@ -162,7 +162,7 @@ def spell_convolutions(gm: GraphModule, source: nn.Module) -> None:
         if kind is None or not scope or node.kwargs.keys() & {"input", "weight"}:
             continue
         given = dict(zip(_CONV_ARGUMENTS, node.args, strict=False)) | node.kwargs
-        weight, bias = _tensor(gm, given["weight"]), _tensor(gm, given.get("bias"))
+        weight, bias = constant(gm, given["weight"]), constant(gm, given.get("bias"))
         if not isinstance(_found(source, scope), kind) or weight is None:
             continue
         if (bias is None) != (given.get("bias") is None) or bool(_read_within(gm, scope, node)):
@@ -187,13 +187,6 @@ _FUNCTIONAL: dict[Any, type[nn.Module]] = {
     F.conv1d: nn.Conv1d, F.conv2d: nn.Conv2d, F.conv3d: nn.Conv3d
 }  # fmt: skip
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-
-
-def _tensor(gm: GraphModule, node: Any) -> torch.Tensor | None:
-    if not isinstance(node, Node) or node.op != "get_attr":
-        return None
-    value = attribute(gm, str(node.target))
-    return value.detach() if isinstance(value, torch.Tensor) else None
 
 
 def _found(source: nn.Module, path: str) -> nn.Module | None:
