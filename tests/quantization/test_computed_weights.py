@@ -41,11 +41,23 @@ class Padded(nn.Conv2d):
         return F.conv2d(x, self.weight, self.bias, self.stride, (0, 0), self.dilation, self.groups)
 
 
+class PaddedByModule(nn.Conv2d):
+    """The same, padded by a layer of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.padded = nn.ZeroPad2d((0, 1, 0, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, sizes = self.padded(x), (self.stride, self.padding, self.dilation)
+        return F.conv2d(x, self.weight, self.bias, *sizes, self.groups)
+
+
 IMAGES = [torch.randn(2, 8, 12, 12, generator=torch.Generator().manual_seed(n)) for n in range(3)]
 
 
 @pytest.mark.parametrize("way", [by_fx, by_export])
-@pytest.mark.parametrize("kind", [Standardized, Padded])
+@pytest.mark.parametrize("kind", [Standardized, Padded, PaddedByModule])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_convolution_is_a_layer(
     kind: type[nn.Conv2d], groups: int, way: Way, monkeypatch: pytest.MonkeyPatch

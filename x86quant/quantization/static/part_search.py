@@ -34,6 +34,7 @@ from x86quant.quantization.scheme import Scheme, other_precision, static_candida
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
 from x86quant.quantization.tracing.recurrent_layers import LAYERS
+from x86quant.quantization.tracing.size_caches import forget_sizes
 from x86quant.quantization.tracing.tracing import WAYS, Way, has_ranks_by_size, trace
 
 _log = logging.getLogger("x86quant.quantization")
@@ -392,6 +393,7 @@ def trace_part(
     """
     module = deep_copy(module)
     drop_hooks(module)  # they are around the graph, not in it
+    forget_sizes(module, example if small is None else small)
     if not isinstance(module, (nn.Linear, nn.modules.conv._ConvNd, *LAYERS.values())):
         return trace(module, example, way, small)
     form, leaves = CallForm.of(module, example.args, example.kwargs)

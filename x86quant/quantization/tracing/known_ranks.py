@@ -126,7 +126,8 @@ class RankedTracer(InPlaceTracer):
             from x86quant.quantization.tracing.known_sizes import SizesAskedFor
 
             assert isinstance(self.root, nn.Module)
-            self._sizes = SizesAskedFor(self.root, self.graph, self._example)
+            # Of a single row torch asks whether it is one.
+            self._sizes = SizesAskedFor(self.root, self.graph, _with_more_rows(self._example))
         return self._sizes.number(node)
 
     def _grows_with_batch(self, node: Node) -> bool:

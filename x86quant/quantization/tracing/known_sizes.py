@@ -7,12 +7,14 @@ inputs, and otherwise the sizes of inputs that it depends on are fixed, and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from sympy import Eq, Symbol  # type: ignore[import-untyped]
 from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Interpreter, Node
@@ -110,7 +112,7 @@ class SizesAskedFor(Interpreter):
         """
         self.running = True
         try:
-            with silent(), self._mode, _NoOtherShapes(), torch.no_grad():  # type: ignore[no-untyped-call]
+            with self._symbols_kept(), torch.no_grad():
                 for node in self.graph.nodes:
                     if node not in self.env:
                         self.env[node] = self.run_node(node)
@@ -125,6 +127,15 @@ class SizesAskedFor(Interpreter):
             return None
         self.fixed, self.conditions = fixed, conditions
         return found
+
+    @contextlib.contextmanager
+    def _symbols_kept(self) -> Iterator[None]:
+        """A block in which ops run on fake tensors.
+
+        With torch's decompositions in Python: those in C++ ask for numbers (``interpolate`` does).
+        """
+        with enable_python_dispatcher(), silent(), self._mode, _NoOtherShapes():  # type: ignore[no-untyped-call]
+            yield
 
     def _assumed(self) -> tuple[dict[Place, int], tuple[Condition, ...]]:
         """The sizes that were taken for numbers so far, and what else must be equal to one."""

@@ -178,6 +178,7 @@ def spell_convolutions(gm: GraphModule, source: nn.Module) -> None:
         layer.weight = nn.Parameter(weight, requires_grad=False)
         layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         _at(gm, scope)
+        _move_out(gm, scope)
         gm.set_submodule(scope, layer.eval())
         node.op, node.target, node.args, node.kwargs = "call_module", scope, (given["input"],), {}
     gm.graph.eliminate_dead_code()
@@ -205,6 +206,17 @@ def _read_within(gm: GraphModule, scope: str, call: Node) -> list[Node]:
         and f"{node.target}.".startswith(f"{scope}.")
         and set(node.users) - {call}
     ]
+
+
+def _move_out(gm: GraphModule, scope: str) -> None:
+    """Give modules that are called within the one at ``scope``, to pad say, places elsewhere."""
+    for node in gm.graph.find_nodes(op="call_module"):
+        if node.target.startswith(f"{scope}."):
+            place = node.target.replace(".", "_")
+            while hasattr(gm, place):
+                place += "_"
+            gm.add_submodule(place, gm.get_submodule(node.target))
+            node.target = place
 
 
 _BATCH_NORM_ARGUMENTS = (
