@@ -11,17 +11,19 @@
 namespace xq {
 namespace {
 
-// What the CPU does with bfloat16. xq_enable_amx has been asked for the tiles themselves.
+// What of bfloat16 is faster than floats on the CPU. xq_enable_amx has been asked for the tiles themselves.
 struct Bfloat16 {
   bool pairs = false, tiles = false;
 
   Bfloat16() {
     unsigned a = 0, b = 0, c = 0, d = 0;
-    pairs = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+    const bool known = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+    // On Intel's cores attention takes 1.7 to 2.3 times as long by them as by floats, on AMD's 0.6 to 0.8 times.
+    pairs = known && __get_cpuid(0, &a, &b, &c, &d) && b != signature_INTEL_ebx;
 #ifdef XQ_EMULATED
-    tiles = pairs;
+    tiles = known;
 #else
-    tiles = pairs && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1);
+    tiles = known && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1);
 #endif
   }
 };

@@ -60,7 +60,7 @@ XQ_API void xq_rows_run(const xq_rows* op, int phase, int64_t begin, int64_t end
 // and `past` more. With `hidden` no query of a batch sees the first so many keys: padding in front, in place of a mask.
 // A query that sees no key gives 0. Heads of queries share heads of keys in order: heads / kv_heads each.
 //
-// Products are taken in float32, or in bfloat16 with sums in float32 where XQ_ISA_AMX_INT8 has tiles for that; softmax
+// Products are taken in float32, or in bfloat16 with sums in float32 where that is faster; softmax
 // is in float32. Results do not depend on the number of threads; they do differ, by rounding, between levels.
 //
 // With `starts` batches have numbers of tokens of their own, queries and keys are the most of them, and the rows of all

@@ -70,6 +70,11 @@ class Seen:
         return Seen(tuple(value.shape), value.dtype, qparams, _memory_format(value))
 
     @property
+    def canonical_dtype(self) -> torch.dtype | None:
+        """The type of what stands for it in a canonical graph."""
+        return torch.float32 if self.dtype in _CODES else self.dtype
+
+    @property
     def is_real(self) -> bool:
         """Whether it stood for real numbers: floats or their codes."""
         return self.dtype is not None and (self.dtype.is_floating_point or self.dtype in _CODES)
@@ -130,6 +135,7 @@ class _Walk:
                 emitted.meta["layer"] = path
             if seen.is_tensor and emitted.op not in ("get_attr", "placeholder"):
                 emitted.meta.setdefault("shape", seen.shape)
+                emitted.meta.setdefault("dtype", seen.canonical_dtype)
 
     def _quantized(self, node: Node, value: Any) -> Any:
         """Quantize the float ``value`` if the stock node's result was quantized."""

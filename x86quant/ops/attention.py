@@ -9,7 +9,7 @@ For each batch, head and query, with the head of keys and values that the query'
 A query may see a key where a boolean mask is true, where an additive mask is not minus infinity,
 and where ``causal`` lets it: query i sees keys 0 to i. That is what
 ``torch.nn.functional.scaled_dot_product_attention`` computes. Products may be taken in bfloat16
-where the CPU multiplies matrices of that type; softmax is in float32.
+where that is faster; softmax is in float32.
 """
 
 from __future__ import annotations

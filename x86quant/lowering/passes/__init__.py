@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from torch.fx import GraphModule
 
+from x86quant.lowering.passes.attention import lower_attention
 from x86quant.lowering.passes.cats import lower_cat, nest_cats, unify_cat
 from x86quant.lowering.passes.constants import fold_batch_norm, fold_constants, fold_float_weights
 from x86quant.lowering.passes.epilogues import (
@@ -50,6 +51,7 @@ PASSES: tuple[Pass, ...] = (
     lower_binary,
     lower_layer_norm,
     lower_group_norm,
+    lower_attention,
     lower_pool,
     lower_mean,
     lower_maximum,

@@ -1,0 +1,99 @@
+"""Attention between layers with static ranges runs in a kernel of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import x86quant
+from x86quant.lowering.graph_tools import is_op, op_name
+
+HEADS, SIZE = 4, 8
+
+
+class Attending(nn.Module):
+    """Pixels attend to each other between convolutions, as in diffusion and detection."""
+
+    bias: torch.Tensor
+    seen: torch.Tensor
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        self.given = given
+        self.down, self.up = nn.Conv2d(3, 3 * HEADS * SIZE, 1), nn.Conv2d(HEADS * SIZE, 3, 1)
+        self.register_buffer("bias", torch.randn(HEADS, 64, 64))
+        self.register_buffer("seen", torch.ones(64, 64, dtype=torch.bool).tril())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.down(x).flatten(2).unflatten(1, (3, HEADS, SIZE)).unbind(1)
+        q, k, v = (part.transpose(2, 3) for part in parts)
+        mask = {
+            name: getattr(self, value) for name, value in self.given.items() if name == "attn_mask"
+        }
+        attended = F.scaled_dot_product_attention(q, k, v, **{**self.given, **mask})
+        return self.up(attended.transpose(2, 3).reshape(-1, HEADS * SIZE, *x.shape[2:]))
+
+
+def images(rows: int = 2) -> torch.Tensor:
+    return torch.randn(rows, 3, 8, 8)
+
+
+def quantized(model: nn.Module) -> tuple[Any, x86quant.CompiledModule]:
+    """The int8 model, and its graph."""
+    found: Any = x86quant.quantize(model.eval(), [images() for _ in range(3)], speed_check=False)
+    return found, found if isinstance(found, x86quant.CompiledModule) else found.compiled
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"scale": 0.5},
+        {"is_causal": True},
+        {"attn_mask": "bias"},
+        {"attn_mask": "seen", "scale": 0.2},
+    ],
+)
+def test_it_is_an_op_of_ours(given: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Attending(**given)
+    found, compiled = quantized(model)
+    ops = [op_name(node) for node in compiled.graph_module.graph.nodes if is_op(node)]
+    assert "attention" in ops
+    assert not [node for node in compiled.float_nodes if "attention" in node.op]
+    for x in (images(), images(1), images(3)):
+        exact = model(x)
+        assert (found(x) - exact).square().mean() < 0.01 * exact.square().mean()
+
+
+class OfOtherSizes(Attending):
+    """Values of another size than keys, which our op does not know."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.down(x).flatten(2).unflatten(1, (3, HEADS, SIZE)).transpose(3, 4)
+        attended = F.scaled_dot_product_attention(q[:, 0], q[:, 1], torch.cat([q[:, 2]] * 2, -1))
+        return self.up(attended[..., :SIZE].transpose(2, 3).reshape(-1, HEADS * SIZE, *x.shape[2:]))
+
+
+class OfRows(Attending):
+    """Without heads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.down(x).flatten(2).unflatten(1, (3, -1)).transpose(2, 3).unbind(1)
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return self.up(attended.transpose(1, 2).reshape(-1, HEADS * SIZE, *x.shape[2:]))
+
+
+@pytest.mark.parametrize("kind", [OfOtherSizes, OfRows])
+def test_what_does_not_fit_stays_torchs_and_says_why(kind: type[Attending]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    found, compiled = quantized(model)
+    (node,) = [node for node in compiled.float_nodes if "attention" in node.op]
+    assert "[batch, heads, tokens, size]" in node.reason
+    x = images()
+    assert (found(x) - model(x)).square().mean() < 0.01 * model(x).square().mean()
