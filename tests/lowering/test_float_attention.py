@@ -70,6 +70,37 @@ def test_it_is_an_op_of_ours(given: dict[str, Any]) -> None:
         assert (found(x) - exact).square().mean() < 0.01 * exact.square().mean()
 
 
+class Pooled(nn.Module):
+    """Pools by attention, whose function is called with the tensors of linears, as CLIP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(3, HEADS * SIZE, 1)
+        self.q, self.k, self.v, self.out = (nn.Linear(HEADS * SIZE, HEADS * SIZE) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(x).flatten(2).permute(2, 0, 1)
+        return F.multi_head_attention_forward(
+            y, y, y, y.shape[-1], HEADS, None, torch.cat([self.q.bias, self.k.bias, self.v.bias]),
+            None, None, False, 0.0, self.out.weight, self.out.bias, training=False,
+            need_weights=False, use_separate_proj_weight=True, q_proj_weight=self.q.weight,
+            k_proj_weight=self.k.weight, v_proj_weight=self.v.weight,
+        )[0][0]  # fmt: skip
+
+
+def test_the_function_that_modules_call_is_gone_through() -> None:
+    torch.manual_seed(0)
+    model = Pooled().eval()
+    found, compiled = quantized(model)
+    assert set(found.quantization.traced_by.values()) == {"torch.fx"}
+    ops = [op_name(node) for node in compiled.graph_module.graph.nodes if is_op(node)]
+    assert "attention" in ops
+    assert not found.quantization.float_layers
+    for x in (images(), images(1), images(3)):
+        exact = model(x)
+        assert (found(x) - exact).square().mean() < 0.01 * exact.square().mean()
+
+
 class OfOtherSizes(Attending):
     """Values of another size than keys, which our op does not know."""
 

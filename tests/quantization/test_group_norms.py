@@ -13,6 +13,8 @@ from torch import nn
 import x86quant
 from tests.torch_threads import threads_of
 from x86quant.lowering.graph_tools import is_op, op_name
+from x86quant.quantization.static import part_search
+from x86quant.quantization.tracing.tracing import Way, by_export, by_fx
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -130,3 +132,21 @@ def test_threads_give_the_same() -> None:
             alone = module(x)
         with threads_of(2):
             assert torch.equal(module(x), alone)
+
+
+@pytest.mark.parametrize("way", [by_fx, by_export])
+@pytest.mark.parametrize("affine", [False, True])
+def test_instance_norms_are_group_norms_however_they_were_traced(
+    way: Way, affine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_search, "WAYS", {"the way": way})
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=affine), nn.LeakyReLU(), nn.Conv2d(8, 4, 3)
+    ).eval()
+    data = [torch.randn(2, 3, 12, 12) for _ in range(3)]
+    found = x86quant.quantize(model, data, speed_check=False, progress=False)
+    compiled = found if isinstance(found, x86quant.CompiledModule) else found.compiled
+    assert not [node for node in compiled.float_nodes if "instance" in node.op]
+    exact = model(data[0])
+    assert (found(data[0]) - exact).square().mean() < 0.01 * exact.square().mean()

@@ -80,6 +80,9 @@ def test_loops_over_steps_fix_their_number(forward):
         lambda layer, x: layer(x) + layer.places[:, : x.size(1)],
         lambda layer, x: layer(x) + layer.places.narrow(1, 0, x.size(1)),
         lambda layer, x: layer(x) + layer.places[:, :1].expand(x.size(0), x.size(1), 8),
+        lambda layer, x: x + 1 if layer(x).shape[-1] == 8 else x,
+        lambda layer, x: layer(x) + 1 if x.shape[1] * 2 != x.shape[1] + x.shape[1] else layer(x),
+        lambda layer, x: layer(x) if layer(x).size(0) > x.size(0) else layer(x) * 2,
         lambda layer, x: (layer(x) @ x.transpose(1, 2)).masked_fill(
             ~layer.sees[: x.size(1), : x.size(1)], -1.0
         ),
@@ -130,6 +133,9 @@ def test_how_many_parts_there_are_is_a_condition():
         lambda layer, x: torch.stack([layer(row) for row in x]),  # its rows are the batch
         lambda layer, x: sum(layer(x) for _ in range(int(x.abs().max()) + 1)),
         lambda layer, x: sum(layer(x) for _ in range(x.abs().argmax() % 3 + 1)),
+        lambda layer, x: layer(x) if x.shape[0] == 4 else layer(x) + 1,
+        lambda layer, x: layer(x) if x.shape[1] < x.shape[0] else layer(x) + 1,
+        lambda layer, x: layer(x) if (x > 0).sum() == 3 else layer(x) + 1,
     ],
 )
 def test_what_values_or_the_batch_decide_is_not_traced(forward):

@@ -82,6 +82,9 @@ def _group_norm_rule(gm: GraphModule, node: Node) -> Lowered:
     return "group_norm", given | scale_and_zp("x", codes)
 
 
+_NORM_ARGUMENTS = (
+    "input", "weight", "bias", "running_mean", "running_var", "use_input_stats", "momentum", "eps",
+)  # fmt: skip
 #: Dimensions of a batch, by module: without the first of them channels lie elsewhere.
 _RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
@@ -115,6 +118,11 @@ def _given_to_norm(gm: GraphModule, node: Node, rank: int) -> dict[str, Any] | N
         return {"weight": None, "bias": None, "eps": 1e-5} | {
             name: value for name, value in kwargs.items() if name in ("weight", "bias", "eps")
         }
+    if node.target is aten.instance_norm.default:
+        given = dict(zip(_NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs
+        if given["running_mean"] is not None or not given["use_input_stats"]:
+            return None
+        return {name: given[name] for name in ("weight", "bias", "eps")}
     module: Any = gm.get_submodule(str(node.target)) if node.op == "call_module" else None
     if _RANKS.get(type(module)) != rank or len(node.all_input_nodes) > 1:
         return None

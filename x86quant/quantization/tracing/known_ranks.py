@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import operator
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Graph, Interpreter, Node, Proxy
 from torch.fx.proxy import Attribute
@@ -35,6 +37,8 @@ _METHODS = ("expand", "narrow", "repeat", "reshape", "select", "view")
 _GET_ITEM = torch.Tensor.__getitem__
 #: Questions that the type of a tensor answers.
 _BY_TYPE = frozenset(["is_complex", "is_floating_point"])
+#: Those that sizes may answer.
+_COMPARISONS = frozenset(["eq", "ge", "gt", "le", "lt", "ne"])
 
 
 class RankedTracer(InPlaceTracer):
@@ -87,9 +91,11 @@ class RankedTracer(InPlaceTracer):
         return call
 
     def to_bool(self, obj: Proxy) -> bool:
-        """Which branch is taken, if the type of a tensor decides."""
+        """Which branch is taken, if the type of a tensor decides, or sizes that are known."""
         name = str(getattr(obj.node.target, "__name__", obj.node.target))
-        value = self.value(obj.node) if name in _BY_TYPE else None
+        value = self.value(obj.node) if name in _BY_TYPE or name in _COMPARISONS else None
+        if name in _COMPARISONS and isinstance(value, bool):
+            value = self._symbols().truth(obj.node)
         return value if isinstance(value, bool) else bool(super().to_bool(obj))
 
     def proxy(self, node: Node) -> Proxy:
@@ -121,6 +127,9 @@ class RankedTracer(InPlaceTracer):
         """How many parts or rows ``node`` has, or the number that it is, if that is known."""
         if self._grows_with_batch(node):  # which takes less time than sizes that are symbols
             return None
+        return self._symbols().number(node)
+
+    def _symbols(self) -> SizesAskedFor:
         if self._sizes is None:
             # It imports the compiler, which takes as long as importing torch.
             from x86quant.quantization.tracing.known_sizes import SizesAskedFor
@@ -128,7 +137,7 @@ class RankedTracer(InPlaceTracer):
             assert isinstance(self.root, nn.Module)
             # Of a single row torch asks whether it is one.
             self._sizes = SizesAskedFor(self.root, self.graph, _with_more_rows(self._example))
-        return self._sizes.number(node)
+        return self._sizes
 
     def _grows_with_batch(self, node: Node) -> bool:
         if self._with_more_rows is None:
@@ -164,6 +173,7 @@ def _has_proxy(value: Any) -> bool:
 class _CutByProxies(TorchFunctionMode):
     """Records how tensors that are no proxies are cut by sizes: ``buffer[:, : x.size(1)]``.
 
+    And goes through torch's attention, which its function says is a step of its own.
     ``torch.Tensor.__getitem__`` cannot be set for the time of a trace as a method can: that would
     make every tensor a sequence to Python's C API, for as long as the process lives.
     """
@@ -177,7 +187,17 @@ class _CutByProxies(TorchFunctionMode):
     ) -> Any:
         if func is _GET_ITEM and _has_proxy(args[1:]) and not isinstance(args[0], Proxy):
             return self._tracer.create_proxy("call_function", operator.getitem, args, {})
+        if func is F.multi_head_attention_forward:
+            func = _ATTENTION
         return func(*args, **(kwargs or {}))
+
+
+#: The same, but that it does not ask whether its arguments are proxies.
+_ATTENTION = types.FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**F.__dict__, "has_torch_function": lambda _: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
 
 
 class _Values(Interpreter):

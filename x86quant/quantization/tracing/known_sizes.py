@@ -8,8 +8,8 @@ inputs, and otherwise the sizes of inputs that it depends on are fixed, and the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from sympy import Eq, Symbol  # type: ignore[import-untyped]
@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
+    statically_known_true,
 )
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -29,6 +30,8 @@ from x86quant.calling.running import OpWatch
 from x86quant.errors import UnsupportedError
 from x86quant.forms.size_conditions import Condition, Place, parse, sizes_in
 from x86quant.terminal.silence import silent
+
+_T = TypeVar("_T")
 
 
 def batch_sizes(example: Sequence[torch.Tensor]) -> set[Place]:
@@ -110,13 +113,20 @@ class SizesAskedFor(Interpreter):
 
         The size of a batch is not fixed, and so no number that depends on it is known.
         """
+        return self._asked(wanted, count_of)
+
+    def truth(self, wanted: Node) -> bool | None:
+        """What a comparison of sizes comes to, if that is the same for all that is not fixed."""
+        return self._asked(wanted, _same_for_all)
+
+    def _asked(self, wanted: Node, answer: Callable[[Any], _T | None]) -> _T | None:
         self.running = True
         try:
             with self._symbols_kept(), torch.no_grad():
                 for node in self.graph.nodes:
                     if node not in self.env:
                         self.env[node] = self.run_node(node)
-                found = count_of(self.env[wanted])
+                found = answer(self.env[wanted])
         except Exception:  # of whatever is called
             return None
         finally:
@@ -149,6 +159,14 @@ class SizesAskedFor(Interpreter):
             if isinstance(equation, Eq) and any(side.is_number for side in sides):
                 conditions.append(parse(PythonPrinter().doprint(equation.xreplace(names))))
         return fixed, tuple(conditions)
+
+
+def _same_for_all(value: Any) -> bool | None:
+    if isinstance(value, torch.SymBool):
+        if statically_known_true(value):
+            return True
+        return False if statically_known_true(value.__sym_not__()) else None
+    return value if isinstance(value, bool) else None
 
 
 def _symbolic(size: Any) -> Any:
