@@ -117,6 +117,21 @@ def test_parts_behind_what_grows_fix_no_rows(rows):
         assert torch.equal(found(x), model(x))
 
 
+def test_rows_that_are_cut_into_areas_fix_no_rows():
+    """Torch asks whether rows and pixels together are a multiple of as many areas."""
+
+    def forward(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        rows, tokens, _ = x.shape
+        y = layer(x).reshape(rows * 2, tokens // 2, 8)
+        rows, tokens, _ = y.shape
+        y = layer(y).reshape(rows // 2, tokens * 2, 8)
+        return torch.cat([part * n for n, part in enumerate(y.chunk(2, -1))], -1)
+
+    found = traced(forward)
+    for x in (X[:1], X[:3], torch.cat([X, X[:1]])):
+        assert torch.equal(found(x), Net(forward)(x))
+
+
 def test_how_many_parts_there_are_is_a_condition():
     def forward(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([layer(part) * n for n, part in enumerate(x.split(4, 1))], 1)

@@ -8,7 +8,7 @@ inputs, and otherwise the sizes of inputs that it depends on are fixed, and the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -28,10 +28,12 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from x86quant.calling.running import OpWatch
 from x86quant.errors import UnsupportedError
-from x86quant.forms.size_conditions import Condition, Place, parse, sizes_in
+from x86quant.forms.size_conditions import Condition, Place, holds, parse
 from x86quant.terminal.silence import silent
 
 _T = TypeVar("_T")
+#: Numbers with and without small factors.
+_OTHER_ROWS = (1, 2, 3, 7, 12)
 
 
 def batch_sizes(example: Sequence[torch.Tensor]) -> set[Place]:
@@ -132,8 +134,7 @@ class SizesAskedFor(Interpreter):
         finally:
             self.running = False
         fixed, conditions = self._assumed()
-        needed = fixed.keys() | {place for c in conditions for place in sizes_in(c)}
-        if found is None or self._batches & needed:
+        if found is None or self._batches & fixed.keys() or self._limit_batches(conditions):
             return None
         self.fixed, self.conditions = fixed, conditions
         return found
@@ -146,6 +147,21 @@ class SizesAskedFor(Interpreter):
         """
         with enable_python_dispatcher(), silent(), self._mode, _NoOtherShapes():  # type: ignore[no-untyped-call]
             yield
+
+    def _limit_batches(self, conditions: Iterable[Condition]) -> bool:
+        """Whether a condition would not hold for a batch of another size.
+
+        Torch asks more than it needs to know: whether ``rows * pixels`` is a multiple of ``4 *
+        rows``, say.
+        """
+        for rows in _OTHER_ROWS:
+            shapes: list[list[int]] = []
+            for (number, dim), size in sorted(self._sizes.items()):
+                shapes += [[] for _ in range(number + 1 - len(shapes))]
+                shapes[number].append(rows if (number, dim) in self._batches else size)
+            if not all(holds(condition, shapes) for condition in conditions):
+                return True
+        return False
 
     def _assumed(self) -> tuple[dict[Place, int], tuple[Condition, ...]]:
         """The sizes that were taken for numbers so far, and what else must be equal to one."""
