@@ -66,7 +66,11 @@ def _catches(frame: FrameType, name: str | None) -> bool:
         return True
     builtin = frame.f_builtins.get(name)
     kind = frame.f_locals.get(name, frame.f_globals.get(name, builtin))
-    return not (isinstance(kind, type) and issubclass(kind, _OTHER_ERRORS))
+    if not isinstance(kind, type):
+        return True
+    home = kind.__module__.partition(".")[0]
+    # Ops raise no error of another library's, of einops say.
+    return home in ("builtins", "torch") and not issubclass(kind, _OTHER_ERRORS)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from x86quant.forms.size_conditions import Condition, Place
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 from x86quant.quantization.tracing.known_sizes import batch_sizes, count_of
+from x86quant.quantization.tracing.traced_einops import let_einops_see_proxies
 
 if TYPE_CHECKING:
     from x86quant.quantization.tracing.known_sizes import SizesAskedFor
@@ -63,6 +64,7 @@ class RankedTracer(InPlaceTracer):
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
         """The graph of ``root``."""
+        let_einops_see_proxies()
         before = {name: getattr(torch, name) for name in _FACTORIES}
         try:
             for name, function in before.items():
