@@ -13,6 +13,8 @@ from torch import nn
 from tests.quantization.any_model import Net, Recurrent, images, quantized, sqnr
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.quantization import speed
+from x86quant.quantization.static import part_search
+from x86quant.quantization.tracing.tracing import by_export
 
 
 class Fragile(nn.Module):
@@ -169,7 +171,9 @@ def test_where_parts_lose_the_whole_must_not_lose_at_all(parts_lose, monkeypatch
     assert bool(result.quantization.int8_layers) is not parts_lose
 
 
-def test_batches_of_one_sample_give_one_graph_of_what_only_export_can_trace():
+def test_batches_of_one_sample_give_one_graph_by_export(monkeypatch):
+    monkeypatch.setattr(part_search, "WAYS", {"torch.export": by_export})
+
     class Split(nn.Module):
         def __init__(self):
             super().__init__()
@@ -177,7 +181,7 @@ def test_batches_of_one_sample_give_one_graph_of_what_only_export_can_trace():
             self.act = nn.SiLU()
 
         def forward(self, x):
-            parts = list(self.act(self.a(x)).chunk(2, 1))  # torch.fx cannot tell how many
+            parts = list(self.act(self.a(x)).chunk(2, 1))
             parts.append(parts[-1].relu())
             return self.b(torch.cat(parts, 1))
 

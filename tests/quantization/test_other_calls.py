@@ -16,6 +16,8 @@ from tests.quantization.any_model import sqnr
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.quantization.graphs import token_steps
+from x86quant.quantization.static import part_search
+from x86quant.quantization.tracing.tracing import by_export
 
 
 def quantized(model: nn.Module, batches: list[Any], **options: Any) -> Any:
@@ -117,7 +119,7 @@ def test_forms_of_calls_that_a_file_lacks_are_named(tmp_path: Path) -> None:
 
 
 class Padded(nn.Module):
-    """Is for torch.export to trace, with a convolution that says its padding by name."""
+    """Asks for a size, and has a convolution that says its padding by name."""
 
     def __init__(self, padding: str) -> None:
         super().__init__()
@@ -132,7 +134,10 @@ class Padded(nn.Module):
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
-def test_padding_by_name_goes_through_export(padding: str, tmp_path: Path) -> None:
+def test_padding_by_name_goes_through_export(
+    padding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_search, "WAYS", {"torch.export": by_export})
     model = Padded(padding)
     result = quantized(model, [torch.randn(2, 3, 14, 14) for _ in range(3)])
     assert set(result.quantization.traced_by.values()) == {"torch.export"}

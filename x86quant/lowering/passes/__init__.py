@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from torch.fx import GraphModule
 
-from x86quant.lowering.passes.attention import lower_attention
 from x86quant.lowering.passes.cats import lower_cat, nest_cats, unify_cat
 from x86quant.lowering.passes.constants import fold_batch_norm, fold_constants, fold_float_weights
 from x86quant.lowering.passes.epilogues import (
@@ -21,6 +20,7 @@ from x86quant.lowering.passes.epilogues import (
     fuse_requantize,
     fuse_table,
 )
+from x86quant.lowering.passes.float_attention import lower_attention
 from x86quant.lowering.passes.floats import (
     give_floats,
     keep_float_results,
