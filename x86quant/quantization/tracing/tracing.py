@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,8 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "matmul": torch.matmul,
     "flatten": torch.flatten,
 }
+_PRODUCTS = frozenset([operator.mul, torch.mul, torch.ops.aten.mul.Tensor])
+_QUOTIENTS = frozenset([operator.truediv, torch.div, torch.ops.aten.div.Tensor, "div"])
 #: Layers that do nothing in evaluation mode.
 _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -298,7 +301,22 @@ def normalize(gm: GraphModule) -> None:
             node.target = _FUNCTIONS[node.target]
         elif node.op == "call_method" and node.target in _METHODS:
             node.op, node.target = "call_function", _METHODS[node.target]
+        if (same := _times_one(node)) is not None:
+            node.replace_all_uses_with(same)
+            gm.graph.erase_node(node)
     gm.delete_all_unused_submodules()
+
+
+def _times_one(node: Node) -> Node | None:
+    """What ``node`` multiplies by one, or divides by it: by a factor of a configuration, say."""
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    x, factor = node.args
+    if node.target in _PRODUCTS and not isinstance(x, Node):
+        x, factor = factor, x
+    known = node.target in _PRODUCTS or node.target in _QUOTIENTS
+    is_one = type(factor) in (int, float) and factor == 1
+    return x if known and is_one and isinstance(x, Node) else None
 
 
 def _part_shared(gm: GraphModule) -> None:
