@@ -27,6 +27,7 @@ from x86quant.forms.call_form import CallForm, Structure, is_tensor, take_apart
 from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.mutation import without_mutations
+from x86quant.quantization.tracing.channel_norms import spell_channel_norms
 from x86quant.quantization.tracing.computed_weights import fold_constants
 from x86quant.quantization.tracing.constant_products import spell_as_linears
 from x86quant.quantization.tracing.exported_programs import FIXED_SIZES
@@ -182,6 +183,7 @@ def trace(
                 "otherwise; call contiguous() on the tensor first"
             )
         fold_constants(found.graph_module)
+        spell_channel_norms(found.graph_module)
         spell_convolutions(found.graph_module, module)
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
