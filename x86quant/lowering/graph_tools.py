@@ -186,6 +186,13 @@ def finish(gm: GraphModule, changed: int) -> int:
     return changed
 
 
+def plain_name(node: Node) -> str:
+    """``stride`` for the method, the function and the op."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.partition("::")[2]
+    return str(getattr(node.target, "__name__", node.target))
+
+
 def sole_user(node: Node) -> Node | None:
     """The only user of ``node``, or None when it has more or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule, Node
 
-from x86quant.lowering.graph_tools import add_constant, constant, sole_user
+from x86quant.lowering.graph_tools import add_constant, constant, plain_name, sole_user
 
 _CHANNELS = 1
 
@@ -48,13 +48,9 @@ def spell_channel_norms(gm: GraphModule) -> None:
 
 def _name(node: Node) -> str:
     """``mul`` for the method, the function, the operator and the op."""
-    if node.op == "call_method":
-        return str(node.target)
-    if node.op != "call_function":
+    if node.op not in ("call_method", "call_function"):
         return ""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name.partition("::")[2]
-    return {"truediv": "div"}.get(name := str(getattr(node.target, "__name__", "")), name)
+    return {"truediv": "div"}.get(name := plain_name(node), name)
 
 
 def _called(node: object, *names: str) -> Node | None:

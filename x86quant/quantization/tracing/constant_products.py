@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule, Node
 
-from x86quant.lowering.graph_tools import add_constant, constant
+from x86quant.lowering.graph_tools import add_constant, constant, plain_name
 
 aten = torch.ops.aten
 _PRODUCTS = (torch.matmul, operator.matmul, torch.mm, aten.matmul.default, aten.mm.default)
@@ -69,6 +69,4 @@ def _name(node: Node) -> str:
     """What ``node`` calls, or the attribute that it reads."""
     if node.target is getattr:
         return str(node.args[1])
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name.partition("::")[2]
-    return str(getattr(node.target, "__name__", node.target))
+    return plain_name(node)

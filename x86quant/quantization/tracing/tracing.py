@@ -26,6 +26,7 @@ from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm, Structure, is_tensor, take_apart
 from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.lowering.from_export import exported_layer
+from x86quant.lowering.graph_tools import plain_name
 from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.tracing.channel_norms import spell_channel_norms
 from x86quant.quantization.tracing.computed_weights import fold_constants
@@ -212,10 +213,10 @@ _READS = frozenset(["as_strided", "as_strided_", "is_contiguous", "storage_offse
 def _read_from_memory(gm: GraphModule) -> Node | None:
     """The first node that sees how a tensor lies in memory, where the code does not say how."""
     for node in gm.graph.nodes:
-        if not node.op.startswith("call_") or _plain_name(node) not in _READS:
+        if not node.op.startswith("call_") or plain_name(node) not in _READS:
             continue
         read = node.args[0] if node.args else node.kwargs.get("input")
-        if not isinstance(read, Node) or _plain_name(read) != "contiguous":
+        if not isinstance(read, Node) or plain_name(read) != "contiguous":
             found: Node = node
             return found
     return None
@@ -223,14 +224,7 @@ def _read_from_memory(gm: GraphModule) -> Node | None:
 
 def has_ranks_by_size(gm: GraphModule) -> bool:
     """Whether the ranks of what ``gm`` computes depend on sizes."""
-    return any(n.op.startswith("call_") and _plain_name(n) in BY_SIZE for n in gm.graph.nodes)
-
-
-def _plain_name(node: Node) -> str:
-    """``stride`` for the method, the function and the op."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name.partition("::")[2]
-    return str(getattr(node.target, "__name__", node.target))
+    return any(n.op.startswith("call_") and plain_name(n) in BY_SIZE for n in gm.graph.nodes)
 
 
 class _LayerTracer(RankedTracer):
