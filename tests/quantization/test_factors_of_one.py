@@ -64,3 +64,18 @@ def test_integers_that_become_floats_by_it_are_right() -> None:
     found = x86quant.quantize(model, [(x, n), (x + 1, n)], speed_check=False, progress=False)
     assert found(x, n)[1].dtype == torch.float32
     assert torch.equal(found(x, n)[1], n * 1.0)
+
+
+def test_results_are_tensors_of_their_own() -> None:
+    class Copied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = self.linear(x) + x
+            return y, y * 1.0, x / 1.0, (x * 1).view(-1)
+
+    x = torch.randn(4, 8)
+    found = x86quant.quantize(Copied().eval(), [x, x + 1], speed_check=False, progress=False)
+    assert len({value.data_ptr() for value in (x, *found(x))}) == 5

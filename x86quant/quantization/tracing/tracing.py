@@ -59,6 +59,8 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 _PRODUCTS = frozenset([operator.mul, torch.mul, torch.ops.aten.mul.Tensor])
 _QUOTIENTS = frozenset([operator.truediv, torch.div, torch.ops.aten.div.Tensor, "div"])
+#: What gives a tensor of its own.
+_MADE_ANEW = frozenset(["add", "matmul", "mul", "reciprocal", "sub"])
 #: Layers that do nothing in evaluation mode.
 _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -304,15 +306,19 @@ def normalize(gm: GraphModule) -> None:
 
 
 def _times_one(node: Node) -> Node | None:
-    """What ``node`` multiplies by one, or divides by it: by a factor of a configuration, say."""
+    """What ``node`` multiplies by one, or divides by it: by a factor of a configuration, say.
+
+    Where nobody else holds that: a result may not be the memory of an input, or of another result.
+    """
     if len(node.args) != 2 or node.kwargs:
         return None
     x, factor = node.args
     if node.target in _PRODUCTS and not isinstance(x, Node):
         x, factor = factor, x
     known = node.target in _PRODUCTS or node.target in _QUOTIENTS
-    is_one = type(factor) in (int, float) and factor == 1
-    return x if known and is_one and isinstance(x, Node) else None
+    if not known or type(factor) not in (int, float) or factor != 1 or not isinstance(x, Node):
+        return None
+    return x if plain_name(x) in _MADE_ANEW and len(x.users) == 1 else None
 
 
 def _part_shared(gm: GraphModule) -> None:
