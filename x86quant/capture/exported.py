@@ -269,6 +269,10 @@ _MOST_TERMS = 64
 _MOST_TENSORS = 10_000
 #: What makes as many tensors as a dimension has places.
 _TAKE_APART = (torch.Tensor.__iter__, torch.Tensor.unbind, torch.unbind)
+#: torch's recurrent layers as functions, which export takes apart into their steps.
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+#: So many steps may be taken: each takes as long to trace as a whole layer of a transformer.
+_MOST_STEPS = 100
 
 
 class TraceLimits(TorchFunctionMode):
@@ -277,7 +281,8 @@ class TraceLimits(TorchFunctionMode):
     With free sizes torch works with formulas, and asks sympy to simplify them at each op. Padding
     to a multiple of a window and cutting windows out, layer upon layer, makes formulas with which
     a single op takes minutes, and then all memory: such sizes have to be fixed. And a loop over
-    every value of a tensor is unrolled, at milliseconds a step.
+    every value of a tensor is unrolled, at milliseconds a step, and so is a recurrent layer, at
+    tens of them.
 
     Raises:
         UnsupportedError: at the op that goes beyond a limit.
@@ -286,10 +291,13 @@ class TraceLimits(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._tensors = 0
+        self._steps = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _TAKE_APART:  # which by itself takes minutes
             self._count(_length(*args, **(kwargs or {})))
+        if func in _RECURRENT:
+            self._count_steps(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
         self._count(len(tensors))
@@ -304,6 +312,20 @@ class TraceLimits(TorchFunctionMode):
         if self._tensors > _MOST_TENSORS:
             raise UnsupportedError(
                 f"it computes more than {_MOST_TENSORS} tensors: a loop over values, say"
+            )
+
+    def _count_steps(self, input: torch.Tensor, given: Any, *layer: Any) -> None:
+        """Count the steps of a call of a recurrent layer, whose settings end ``layer``."""
+        if isinstance(given, torch.Tensor) and given.dim() == 1:  # packed: rows at each step
+            *_, layers, _, _, bidirectional = layer
+            steps = _length(given)
+        else:
+            *_, layers, _, _, bidirectional, batch_first = layer
+            steps = _length(input, 1 if batch_first else 0)
+        self._steps += steps * layers * (2 if bidirectional else 1)
+        if self._steps > _MOST_STEPS:
+            raise UnsupportedError(
+                f"a recurrent layer in float would be unrolled into more than {_MOST_STEPS} steps"
             )
 
 

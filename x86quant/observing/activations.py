@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from x86quant.errors import InvalidInputError
-from x86quant.observing.observer import NO_DATA, RangeObserver
+from x86quant.observing.observer import NO_DATA, RangeObserver, scale_of
 
 ObserverName = Literal["minmax", "histogram", "percentile", "mse", "kl"]
 OBSERVER_NAMES: tuple[str, ...] = get_args(ObserverName)
@@ -314,7 +314,7 @@ def _scale_and_zero(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Affine parameters of ranges, each widened to hold 0; [R] and [R] to [R] and [R]."""
     lows, highs = lows.double().clamp(max=0), highs.double().clamp(min=0)
-    scale = ((highs - lows) / levels).clamp(min=torch.finfo(torch.float32).eps)
+    scale = scale_of(highs - lows, levels)
     return scale, torch.round(-lows / scale).clamp(0, levels)
 
 

@@ -17,7 +17,16 @@ NO_DATA = "an observer saw no data: run calibration batches through the prepared
 LARGEST = 1e30
 
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
-_EPS = torch.finfo(torch.float32).eps
+#: The product of two such scales is still a normal number of float32.
+_LEAST_SCALE = 2.0**-60
+#: That of values that all are 0: of others that come later, it loses none that count.
+_SCALE_OF_ZEROS = torch.finfo(torch.float32).eps
+
+
+def scale_of(widths: torch.Tensor, levels: float) -> torch.Tensor:
+    """The scales by which ranges of ``widths`` have ``levels`` steps."""
+    scale = (widths / levels).clamp(min=_LEAST_SCALE)
+    return torch.where(widths > 0, scale, _SCALE_OF_ZEROS)
 
 
 def named(table: Mapping[str, Any], argument: str, name: str) -> Any:
@@ -81,9 +90,9 @@ class RangeObserver(nn.Module):
         lows, highs = self.stretch * lows.clamp(max=0), self.stretch * highs.clamp(min=0)
         levels = float(self.quant_max - self.quant_min)
         if self.qscheme in _SYMMETRIC:
-            scale = (torch.maximum(-lows, highs) / (levels / 2)).clamp(min=_EPS)
+            scale = scale_of(torch.maximum(-lows, highs), levels / 2)
             middle = (self.quant_min + self.quant_max + 1) // 2
             return scale, torch.full_like(scale, middle, dtype=torch.int64)
-        scale = ((highs - lows) / levels).clamp(min=_EPS)
+        scale = scale_of(highs - lows, levels)
         zero_point = self.quant_min - torch.round(lows / scale).to(torch.int64)
         return scale, zero_point.clamp(self.quant_min, self.quant_max)
