@@ -1,4 +1,5 @@
-// Images of codes with margins: of one code, of the nearest pixel, or mirrored at the last one.
+// Images of codes with margins: of one code, of the nearest pixel, or mirrored at the last one. Those of one code may be
+// below zero, and cut off what is there.
 #include <algorithm>
 #include <cstring>
 
@@ -26,7 +27,7 @@ class PadStep final : public Step {
     for (int i = 0; i < kDims; ++i) {
       const int64_t behind = to[i] - from[i] - before_[i];
       const int64_t most = mode == kConstant ? to[i] : mode == kReplicate ? (from[i] > 0 ? to[i] : 0) : from[i] - 1;
-      if (before_[i] < 0 || behind < 0) fields.refuse("before", "is no margin of these sizes");
+      if (mode != kConstant && (before_[i] < 0 || behind < 0)) fields.refuse("before", "is no margin of these sizes");
       if (before_[i] + behind > 0 && std::max<int64_t>(before_[i], behind) > most)
         fields.refuse("before", "is a wider margin than can be filled");
       sizes_[i] = from[i];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,33 @@ def test_rows_that_are_cut_into_areas_fix_no_rows():
     found = traced(forward)
     for x in (X[:1], X[:3], torch.cat([X, X[:1]])):
         assert torch.equal(found(x), Net(forward)(x))
+
+
+@pytest.mark.parametrize(
+    ("forward", "holds", "fails"),
+    [
+        (lambda layer, x: layer(x) if x.shape[1] > 4 else layer(x) + 1, 5, 4),
+        (lambda layer, x: layer(x) if x.shape[1] % 2 else layer(x) + 1, 8, 7),
+        (lambda layer, x: layer(x)[:, : max(x.shape[1] - 4, 0)], 7, 3),
+        (lambda layer, x: layer(x) + (1 if math.ceil((x.shape[1] - 1) / 4 + 2) > 3 else 2), 9, 5),
+    ],
+)
+def test_branches_by_sizes_are_conditions(forward, holds, fails):
+    found = traced(forward)
+    assert not [place for place in found.guard.inputs[0].fixed if place[0] != 2]
+    assert len(found.guard.conditions) == 1
+    both = torch.cat([X, X], 1)
+    assert torch.equal(found(both[:3, :holds]), Net(forward)(both[:3, :holds]))
+    with pytest.raises(UnsupportedError, match="do not meet"):
+        found(both[:, :fails])
+
+
+def test_branches_that_no_condition_can_say_fix_the_size():
+    def forward(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return layer(x) if math.floor(x.shape[1] / 4 + x.shape[2] / 3) > 2 else layer(x) + 1
+
+    found = traced(forward)
+    assert found.guard.inputs[0].fixed == ((1, 6), (2, 8))
 
 
 def test_how_many_parts_there_are_is_a_condition():

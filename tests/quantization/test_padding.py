@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import x86quant
 from tests.models import sqnr
@@ -32,6 +34,17 @@ class Between(nn.Module):
 def quantized(model: nn.Module, dims: int = 2) -> Any:
     data = [torch.randn(2, 3, *[12] * dims) for _ in range(3)]
     return x86quant.quantize(model, data, speed_check=False, progress=False)
+
+
+def graph_of(ours: Any) -> Any:
+    """The graph of what holds for all sizes, or for some."""
+    return getattr(ours, "compiled", ours).graph_module
+
+
+def as_written(ours: Any, x: torch.Tensor) -> torch.Tensor:
+    """The result of a graph's ops one by one."""
+    (found,) = pytree.tree_leaves(graph_of(ours)(x))
+    return found
 
 
 PADS: dict[str, tuple[Pad, int]] = {
@@ -74,6 +87,57 @@ def test_other_margins_are_float(pad: Pad) -> None:
     assert [n.name for n in ours.float_nodes]
     x = torch.randn(2, 3, 9, 9)
     assert sqnr(model(x), ours(x)) > 30
+
+
+def _even(x: torch.Tensor, mode: str) -> torch.Tensor:
+    """Margins that make a length of 4 n + 2, as causal networks of audio have them."""
+    length = x.shape[-1]
+    extra = (math.ceil((length - 2) / 4 + 1) - 1) * 4 + 2 - length
+    return F.pad(x, (1, extra), mode)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["reflect", "constant"])
+def test_margins_by_sizes_are_codes(mode: str) -> None:
+    torch.manual_seed(0)
+    model = Between(lambda x: _even(x, mode), 1).eval()
+    ours = quantized(model, 1)
+    assert not [n for n in ours.float_nodes if n.op != "pad"]
+    for size in (12, 13, 14, 15, 40):
+        x = torch.randn(2, 3, size)
+        found = ours(x)
+        torch.testing.assert_close(found, as_written(ours, x))
+        assert sqnr(model(x), found) > 30
+
+
+class Joined(nn.Module):
+    """As U-Nets are whose way up ends in other sizes than the way down had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, stride=2)
+        self.up, self.last = nn.ConvTranspose2d(16, 16, 3, stride=2), nn.Conv2d(32, 16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        z = self.up(self.down(y).relu())
+        high, wide = y.size(2) - z.size(2), y.size(3) - z.size(3) - 2
+        z = F.pad(z, [wide // 2, wide - wide // 2, high // 2, high - high // 2])
+        return self.last(torch.cat([y[..., 1:-1], z], 1))
+
+
+@torch.no_grad()
+def test_margins_by_differences_of_sizes_are_codes_and_cut() -> None:
+    torch.manual_seed(0)
+    model = Joined().eval()
+    ours = quantized(model)
+    assert [n for n in graph_of(ours).graph.nodes if is_op(n, "pad")]
+    assert not [n for n in ours.float_nodes if n.op == "pad"]
+    for sizes in ((12, 12), (13, 12), (12, 15), (21, 18)):
+        x = torch.randn(2, 3, *sizes)
+        found = ours(x)
+        torch.testing.assert_close(found, as_written(ours, x))
+        assert sqnr(model(x), found) > 30
 
 
 def test_margins_wider_than_what_they_mirror_are_refused() -> None:

@@ -32,7 +32,7 @@ IDENTITY = aten.alias.default
 
 #: Parameters that may be, or contain, values of the graph. All others must be plain.
 _VALUES = frozenset(
-    {"input", "other", "weight", "bias", "running_mean", "running_var", "tensors", "size"}
+    {"input", "other", "weight", "bias", "running_mean", "running_var", "tensors", "size", "pad"}
 )
 #: The names that torch takes for the sake of numpy.
 _NUMPY_NAMES = {
@@ -547,13 +547,13 @@ def _interpolate(
 
 
 @_rule(F.pad, aten.pad.default)
-def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Call:
-    return F.pad, (input, list(pad), mode, value)
+def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Call | None:
+    return None if isinstance(pad, Node) else (F.pad, (input, list(pad), mode, value))
 
 
 @_rule(aten.constant_pad_nd.default)
-def _constant_pad(input: Any, pad: Any, value: Any = 0) -> Call:
-    return F.pad, (input, list(pad), "constant", value)
+def _constant_pad(input: Any, pad: Any, value: Any = 0) -> Call | None:
+    return _pad(input, pad, "constant", value)
 
 
 # --- modules ---------------------------------------------------------------------------------

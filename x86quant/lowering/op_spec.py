@@ -44,12 +44,14 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
 #: The least value of each number of these arguments.
 _LEAST = {
     "kernel_size": 1, "stride": 1, "dilation": 1, "groups": 1, "padding": 0, "output_padding": 0,
-    "before": 0, "after": 0,
     "output_size": -1, "size": 1, "scale_factor": 0, "eps": 0,
 }  # fmt: skip
 
 #: Arguments that files of earlier versions lack: they have their defaults there.
 _LATER = frozenset({"contiguous"})
+
+#: Arguments whose numbers a graph may compute from sizes.
+_OF_SIZES = frozenset({"after", "before", "size"})
 
 #: Ops without qparams of their own whose result is codes all the same.
 _KEEP_CODES = frozenset({"adaptive_max_pool", "lut", "max_pool", "pad"})
@@ -108,7 +110,7 @@ def _check_call(
         name, kind = argument.name, str(argument.type)
         if name not in kwargs:
             raise UnsupportedError(f"its argument {name} is missing")
-        if not _is_a(kind, kwargs[name], sizes=name == "size"):
+        if not _is_a(kind, kwargs[name], sizes=name in _OF_SIZES):
             raise UnsupportedError(
                 f"its argument {name} must be {kind}, and is {kwargs[name]!s:.80}"
             )

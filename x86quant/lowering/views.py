@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -102,7 +103,10 @@ def _is_basic(index: Any) -> bool:
 _QUESTIONS = frozenset({"size", "dim", "ndimension", "numel"})
 #: Functions that make numbers of sizes.
 ON_SIZES = frozenset(
-    {operator.add, operator.floordiv, operator.mod, operator.mul, operator.sub, operator.neg}
+    [
+        *(operator.add, operator.floordiv, operator.mod, operator.mul, operator.sub, operator.neg),
+        *(operator.truediv, math.ceil, math.floor),
+    ]
 )
 
 

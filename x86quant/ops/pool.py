@@ -37,15 +37,18 @@ def max_pool(
 PAD_MODES = ("constant", "replicate", "reflect")
 
 
-@register("Tensor x, int x_zp, int[] before, int[] after, str mode")
+@register("Tensor x, int x_zp, SymInt[] before, SymInt[] after, str mode")
 def pad(x: torch.Tensor, x_zp: int, before: list[int], after: list[int], mode: str) -> torch.Tensor:
-    """``x`` [N, C, *spatial] with margins: of the real value 0, or filled as ``F.pad`` does."""
+    """``x`` [N, C, *spatial] with margins: of the real value 0, or filled as ``F.pad`` does.
+
+    Margins below zero cut off what is there.
+    """
     _check("pad", x, len(before))
     if not 0 <= x_zp <= 255:
         raise InvalidInputError(f"x86quant::pad: x_zp is a code, got {x_zp}")
     if mode not in PAD_MODES:
         raise InvalidInputError(f"x86quant::pad: no mode {mode!r}: {', '.join(PAD_MODES)}")
-    if len(before) != len(after) or min(*before, *after) < 0:
+    if len(before) != len(after):
         raise InvalidInputError(f"x86quant::pad: margins {before} and {after} are not of x")
     margins = [
         size for both in zip(reversed(before), reversed(after), strict=True) for size in both

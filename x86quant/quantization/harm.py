@@ -34,15 +34,15 @@ class Harm:
 
 def harms(prepared: PreparedModel, names: Collection[str]) -> Iterator[Harm]:
     """The harm of each layer named, over the calibration sample."""
-    power = {name: _Power() for name in names}
+    power: dict[_Group, _Power] = {(name,): _Power() for name in names}
     calls = prepared.sample
     # Call by call: what all layers have in common is then known for one at a time.
     for call in calls[:-1]:
-        for _ in _measured(prepared, power, call):
+        for _ in _Measured(prepared, call).add(power):
             pass
     for call in calls[-1:]:
-        for name in _measured(prepared, power, call):
-            yield Harm(name, power[name].sqnr_db())
+        for group in _Measured(prepared, call).add(power):
+            yield Harm(group[0], power[group].sqnr_db())
 
 
 #: Layers that together do this share of the noise are looked at more closely.
@@ -52,51 +52,106 @@ _RANKED_BY = 2
 
 
 def rough_harms(
-    prepared: PreparedModel, names: Collection[str], *, held_back: bool = False
+    prepared: PreparedModel,
+    names: Collection[str],
+    *,
+    held_back: bool = False,
+    search: bool = False,
 ) -> dict[str, float]:
     """The harm of each layer named, in dB, worst first.
 
     It is measured on a call or two, of half the size where they are large: on the second only for
-    those that do most. With ``held_back`` on all calls held back, by ranges from before.
+    those that do most. With ``held_back`` on all calls held back, by ranges from before. With
+    ``search`` those of many layers that do most are searched for (``_searched``).
     """
-    power = {name: _Power() for name in names}
-    measured = power
+    power: dict[_Group, _Power] | None = None
     calls = prepared.held_back if held_back else prepared.sample[:_RANKED_BY]
+    measured: dict[_Group, _Power] = {}
     for call in calls:
-        for _ in _measured(prepared, measured, halved(call, prepared.takes), held_back):
-            pass
+        run = _Measured(prepared, halved(call, prepared.takes), held_back)
+        if power is None:
+            most = _MOST_RUNS if search else len(names)
+            power = measured = _searched(run, list(names), most)
+        else:
+            for _ in run.add(measured):
+                pass
         if not held_back:  # of which a single call may be the one that ranges do not hold for
             measured = _worst(measured)
-    found = {name: sums.sqnr_db() for name, sums in power.items()}
+    found = {
+        name: sums.sqnr_db(share=len(group))
+        for group, sums in (power or {}).items()
+        for name in group
+    }
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def _worst(power: dict[str, _Power]) -> dict[str, _Power]:
+#: Layers that are in int8 together, in the order of the network.
+_Group = tuple[str, ...]
+#: Each measurement is a run of the model: of more layers than these, groups are measured.
+_MOST_RUNS = 48
+#: How many of them at first.
+_FIRST_GROUPS = 16
+#: What does less than this share of the noise is not looked at more closely.
+_LITTLE = 0.02
+
+
+def _searched(run: _Measured, names: list[str], most: int) -> dict[_Group, _Power]:
+    """What layers do, each by itself, or of more than ``most`` those that do most and groups.
+
+    The group that does most is halved until the runs are used up: noise of a few layers is found,
+    and of what is spread over all it matters little where it is.
+    """
+    size = 1 if len(names) <= most else math.ceil(len(names) / _FIRST_GROUPS)
+    new: list[_Group] = [tuple(names[at : at + size]) for at in range(0, len(names), size)]
+    found: dict[_Group, _Power] = {}
+    runs = 0
+    while new:
+        power = {group: _Power() for group in new}
+        for _ in run.add(power):
+            runs += 1
+        found |= power
+        several = [group for group in found if len(group) > 1]
+        least = _LITTLE * sum(sums.noise for sums in found.values())
+        worst = max(several, key=lambda group: found[group].size(), default=())
+        if not worst or runs >= most or found[worst].size() < least:
+            break
+        del found[worst]
+        new = [worst[: len(worst) // 2], worst[len(worst) // 2 :]]
+    return found
+
+
+def _worst(power: dict[_Group, _Power]) -> dict[_Group, _Power]:
     """Those that fail or do :data:`_MOST` of the noise, in the order they had."""
-    worst = {name for name, sums in power.items() if sums.fails}
-    noise = {name: sums.noise for name, sums in power.items() if not sums.fails}
+    worst = {group for group, sums in power.items() if sums.fails}
+    noise = {group: sums.noise for group, sums in power.items() if not sums.fails}
     left = _MOST * sum(noise.values())
-    for name, one in sorted(noise.items(), key=lambda item: -item[1]):
+    for group, one in sorted(noise.items(), key=lambda item: -item[1]):
         if left > 0:
-            worst.add(name)
+            worst.add(group)
         left -= one
-    return {name: sums for name, sums in power.items() if name in worst}
+    return {group: sums for group, sums in power.items() if group in worst}
 
 
-def _measured(
-    prepared: PreparedModel, power: dict[str, _Power], call: Call, held_back: bool = False
-) -> Iterator[str]:
-    """Add what each layer does in ``call``; the names, each when that is done."""
-    (exact,) = outputs(prepared.model, [call])
-    known = FloatValues()
-    for name, sums in power.items():
-        if not sums.fails:
-            with prepared.simulated([name], known=known, held_back=held_back) as model:
-                try:
-                    sums.add(exact, *outputs(model, [call]))
-                except Exception:  # the model's own code may not take what rounding makes
-                    sums.fails = True
-        yield name
+class _Measured:
+    """Runs a model on ``call`` with some of its layers in int8."""
+
+    def __init__(self, prepared: PreparedModel, call: Call, held_back: bool = False) -> None:
+        self._prepared, self._call, self._held_back = prepared, call, held_back
+        (self._exact,) = outputs(prepared.model, [call])
+        self._known = FloatValues()
+
+    def add(self, power: dict[_Group, _Power]) -> Iterator[_Group]:
+        """Add what each group of layers does; the groups, each when that is done."""
+        for group, sums in power.items():
+            if not sums.fails:
+                with self._prepared.simulated(
+                    group, known=self._known, held_back=self._held_back
+                ) as model:
+                    try:
+                        sums.add(self._exact, *outputs(model, [self._call]))
+                    except Exception:  # the model's own code may not take what rounding makes
+                        sums.fails = True
+            yield group
 
 
 @dataclasses.dataclass
@@ -129,12 +184,17 @@ class _Power:
         self.signal += float(exact.double().square().sum())
         self.noise += float((actual.double() - exact.double()).square().sum())
 
-    def sqnr_db(self) -> float:
+    def size(self) -> float:
+        """How much noise there is; without end where the result is none."""
+        return math.inf if self.fails else self.noise
+
+    def sqnr_db(self, share: int = 1) -> float:
+        """Signal to noise in dB, or to an equal share of the noise."""
         if self.fails:
             return -_PERFECT
         if self.noise == 0 or self.signal == 0:
             return _PERFECT if self.noise == 0 else -_PERFECT
-        return min(10 * math.log10(self.signal / self.noise), _PERFECT)
+        return min(10 * math.log10(share * self.signal / self.noise), _PERFECT)
 
 
 def sqnr_between(

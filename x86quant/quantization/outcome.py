@@ -340,7 +340,7 @@ def _without_costly_steps(outcome: Choices, model: nn.Module) -> tuple[Choices, 
     between = [n for n, x in named.items() if x.part is not None and x.layer in steps[x.part]]
     if not between or min(_together(prepared, between), default=-math.inf) > before + _SLACK_DB:
         return outcome, model  # the noise is not theirs
-    outcome = dataclasses.replace(outcome, harm=rough_harms(prepared, between))
+    outcome = dataclasses.replace(outcome, harm=rough_harms(prepared, between, search=True))
     costly = {name: db for name, db in outcome.harm.items() if db < _CLEAN_DB}
     if not costly:
         return outcome, model
@@ -434,7 +434,7 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     unsteady = before >= USABLE_DB and min(outcome.fitted_db, default=before) >= ENOUGH_DB
     known = {} if unsteady else outcome.harm
     new = [name for name in outcome.int8_layers if name not in known]
-    harm = {**known, **rough_harms(prepared, new, held_back=unsteady)}
+    harm = {**known, **rough_harms(prepared, new, held_back=unsteady, search=True)}
     harm = {name: harm[name] for name in sorted(outcome.int8_layers, key=harm.__getitem__)}
     order = list(harm)
     usable = before >= USABLE_DB

@@ -61,7 +61,8 @@ class _Shapes(KnownSizes):
         """False where the op itself should say, or complain."""
         if form.reads is not None:
             for n in node.all_input_nodes:
-                if n in self.values and self.dtypes.get(n) is not form.reads:
+                is_tensor = isinstance(self.values.get(n), torch.Size)
+                if is_tensor and self.dtypes.get(n) is not form.reads:
                     return False
         if form.results is not None:
             results = form.results(self, node.kwargs)

@@ -7,6 +7,7 @@ memory addresses, storages or Python objects.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -193,6 +194,7 @@ def _table() -> dict[str, Target]:
     table: dict[str, Target] = {"getattr": getattr}
     for prefix, home, names in (
         ("operator", operator, _OPERATOR),
+        ("math", math, "ceil floor trunc"),
         ("torch", torch, _TORCH),
         ("torch.nn.functional", F, _FUNCTIONAL),
         ("torch.fft", torch.fft, _FOURIER),

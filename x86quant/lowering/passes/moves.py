@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from x86quant.lowering.graph_tools import (
     why,
 )
 from x86quant.lowering.passes.pools import MAX_POOLS
-from x86quant.lowering.views import is_question, is_view, moves_codes
+from x86quant.lowering.views import computes_a_size, is_question, is_view, moves_codes
 from x86quant.ops.pool import PAD_MODES
 
 aten = torch.ops.aten
@@ -154,7 +156,7 @@ def is_shape_node(node: Node) -> bool:
     if "shape" in node.meta:
         return False
     # Not a tensor: a tuple of views, or arithmetic on sizes.
-    return moves_codes(node) or getattr(node.target, "__module__", "") == "_operator"
+    return moves_codes(node) or getattr(node.target, "__module__", "") in ("_operator", "math")
 
 
 def _move(gm: GraphModule, node: Node, codes: Node) -> int:
@@ -197,20 +199,26 @@ def _move_pad(gm: GraphModule, node: Node, codes: Node) -> int:
     _, pad, mode, _ = given
     shape = codes.meta.get("shape")
     before, after = pad[-2::-2], pad[::-2]
-    if shape is not None and 3 <= len(shape) == len(before) + 2 and min(*before, *after) >= 0:
+    if shape is not None and 3 <= len(shape) == len(before) + 2 and _are_known(pad, mode):
         margins = {"before": before, "after": after, "mode": mode}
         with gm.graph.inserting_before(node):
             new = emit(gm.graph, "pad", node, x=codes, x_zp=qparams_of(codes).zero_point, **margins)
         inherit(new, node)
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)
-    elif mode == "constant":
+    elif mode == "constant" and not any(isinstance(margin, Node) for margin in pad):
         node.args = (codes, pad, "constant", qparams_of(codes).zero_point)
         new = node
     else:
         return 0
     _dequantize_after(gm, new, codes)
     return 1
+
+
+def _are_known(margins: Sequence[Any], mode: str) -> bool:
+    """Whether ``margins`` are numbers that the kernel takes, or will be once sizes are known."""
+    least = -math.inf if mode == "constant" else 0
+    return all(computes_a_size(x) if isinstance(x, Node) else x >= least for x in margins)
 
 
 def sink_permutes(gm: GraphModule) -> int:

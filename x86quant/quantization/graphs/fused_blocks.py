@@ -30,6 +30,7 @@ from x86quant.compiled.block_graphs import BlockGraphs, tensors_for
 from x86quant.compiled.guarded import GuardedGraph
 from x86quant.compiled.watch import is_known_hook
 from x86quant.dynamic.layers import DynamicLinear
+from x86quant.dynamic.recurrent import DynamicRecurrent
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import CallForm, take_apart
 from x86quant.lowering.graph_tools import is_op
@@ -116,7 +117,7 @@ class _BlockSearch:
         Many modules are observed in one run of the model: a run for each would make a deep model
         quadratic, which takes minutes where weights of 4 bits become floats.
         """
-        waiting = [""]
+        waiting = self._without_refused("")
         while waiting:
             names = self._together(waiting)
             calls = self._calls if "" in names else self._calls[:_CALLS_OF_PARTS]
@@ -163,8 +164,13 @@ class _BlockSearch:
         return any(not outer or path.startswith(f"{outer}.") for outer in self.found)
 
     def _without_refused(self, path: str) -> list[str]:
-        """The module at ``path``, or what is in it where its class has no graphs."""
-        if type(self._model.get_submodule(path)) not in self._refused:
+        """The module at ``path``, or what is in it where its class has no graphs.
+
+        Nor has what holds a recurrent layer: that runs a sequence in one call, of which a graph
+        would hold each step.
+        """
+        module = self._model.get_submodule(path)
+        if type(module) not in self._refused and not any(map(_is_recurrent, module.modules())):
             return [path]
         return [x for inner in self._inside(path) for x in self._without_refused(inner)]
 
@@ -206,6 +212,10 @@ class _BlockSearch:
         """Whether the module at ``path`` holds what could be fused."""
         layers = self._model.get_submodule(path).modules()
         return sum(isinstance(m, DynamicLinear) for m in layers) > 1
+
+
+def _is_recurrent(module: nn.Module) -> bool:
+    return isinstance(module, nn.RNNBase | DynamicRecurrent)
 
 
 def _next(module: nn.Module, path: str) -> Iterator[str]:

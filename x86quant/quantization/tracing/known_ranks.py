@@ -38,8 +38,6 @@ _METHODS = ("expand", "narrow", "repeat", "reshape", "select", "view")
 _GET_ITEM = torch.Tensor.__getitem__
 #: Questions that the type of a tensor answers.
 _BY_TYPE = frozenset(["is_complex", "is_floating_point"])
-#: Those that sizes may answer.
-_COMPARISONS = frozenset(["eq", "ge", "gt", "le", "lt", "ne"])
 
 
 class RankedTracer(InPlaceTracer):
@@ -93,10 +91,10 @@ class RankedTracer(InPlaceTracer):
         return call
 
     def to_bool(self, obj: Proxy) -> bool:
-        """Which branch is taken, if the type of a tensor decides, or sizes that are known."""
+        """Which branch is taken, if the type of a tensor decides, or sizes do."""
         name = str(getattr(obj.node.target, "__name__", obj.node.target))
-        value = self.value(obj.node) if name in _BY_TYPE or name in _COMPARISONS else None
-        if name in _COMPARISONS and isinstance(value, bool):
+        value = self.value(obj.node)
+        if name not in _BY_TYPE and type(value) in (bool, int):
             value = self._symbols().truth(obj.node)
         return value if isinstance(value, bool) else bool(super().to_bool(obj))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-from sympy import Eq, Symbol  # type: ignore[import-untyped]
+from sympy import Eq, Not, Symbol  # type: ignore[import-untyped]
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     statically_known_true,
 )
+from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
 from torch.utils._sympy.printers import PythonPrinter
 
 from x86quant.calling.running import OpWatch
@@ -95,12 +96,14 @@ class SizesAskedFor(Interpreter):
         )
         self._mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
         fakes = [self._fake(x, f"x{number}") for number, x in enumerate(example)]
-        self._symbols = {
-            (i, d): n.node.expr
+        self._free: dict[Place, Any] = {
+            (i, d): n
             for i, x in enumerate(fakes)
-            for d, n in enumerate(map(_symbolic, x.shape))
-            if n is not None
+            for d, n in enumerate(x.shape)
+            if isinstance(n, torch.SymInt)
         }
+        self._symbols = {place: size.node.expr for place, size in self._free.items()}
+        self._compared_so_far: list[Condition] = []
         self.args_iter = iter(fakes)
 
     def _fake(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -118,8 +121,38 @@ class SizesAskedFor(Interpreter):
         return self._asked(wanted, count_of)
 
     def truth(self, wanted: Node) -> bool | None:
-        """What a comparison of sizes comes to, if that is the same for all that is not fixed."""
-        return self._asked(wanted, _same_for_all)
+        """What a comparison of sizes comes to, or whether a number of them is another than 0.
+
+        Unless it is the same for all sizes, the graph holds for those that it is true of, or for
+        those of the example where no condition can say which these are. Batches are not limited.
+        """
+        return self._asked(wanted, self._compared)
+
+    def _compared(self, value: Any) -> bool | None:
+        if isinstance(value, torch.SymInt):
+            value = value != 0
+        if not isinstance(value, torch.SymBool):
+            return bool(value) if isinstance(value, bool | int) else None
+        if statically_known_true(value):
+            return True
+        if statically_known_true(value.__sym_not__()):
+            return False
+        expression = value.node.expr
+        if any(self._symbols[place] in expression.free_symbols for place in self._batches):
+            return None
+        found = bool(value.node.hint)
+        try:
+            self._compared_so_far += self._conditions(expression if found else Not(expression))
+        except UnsupportedError:
+            for symbol in expression.free_symbols:
+                self._fix(symbol)
+        return found
+
+    def _fix(self, symbol: Symbol) -> None:
+        """Let the graph hold for the example's size alone where ``symbol`` stands."""
+        for place, size in self._free.items():
+            if self._symbols[place] == symbol:
+                int(size)
 
     def _asked(self, wanted: Node, answer: Callable[[Any], _T | None]) -> _T | None:
         self.running = True
@@ -167,23 +200,25 @@ class SizesAskedFor(Interpreter):
         """The sizes that were taken for numbers so far, and what else must be equal to one."""
         now = {place: self._shapes.replace(symbol) for place, symbol in self._symbols.items()}
         fixed = {place: self._sizes[place] for place, size in now.items() if size.is_number}
-        names = {symbol: Symbol(f"s[{i}][{d}]") for (i, d), symbol in self._symbols.items()}
-        conditions = []
+        conditions = [*self._compared_so_far]
         for guard in self._shapes.guards:
             equation = self._shapes.replace(guard.expr)
             sides = getattr(equation, "args", ())
             if isinstance(equation, Eq) and any(side.is_number for side in sides):
-                conditions.append(parse(PythonPrinter().doprint(equation.xreplace(names))))
+                conditions += self._conditions(equation)
         return fixed, tuple(conditions)
 
-
-def _same_for_all(value: Any) -> bool | None:
-    if isinstance(value, torch.SymBool):
-        if statically_known_true(value):
-            return True
-        return False if statically_known_true(value.__sym_not__()) else None
-    return value if isinstance(value, bool) else None
+    def _conditions(self, expression: Any) -> list[Condition]:
+        """What ``expression``, of symbols, says of the sizes of inputs, if it is not always so."""
+        names = {symbol: Symbol(f"s[{i}][{d}]") for (i, d), symbol in self._symbols.items()}
+        whole = expression.replace(CeilToInt, _rounded_up).xreplace(names)
+        return [] if whole == True else [parse(PythonPrinter().doprint(whole))]  # noqa: E712
 
 
-def _symbolic(size: Any) -> Any:
-    return size if isinstance(size, torch.SymInt) else None
+def _rounded_up(value: Any) -> Any:
+    """The integer above ``value``, without fractions where it is one of sizes."""
+    number, quotient = value.as_coeff_Add()
+    if isinstance(quotient, IntTrueDiv) and float(number).is_integer():
+        above, below = quotient.args
+        return int(number) + FloorDiv(above + below - 1, below)
+    return CeilToInt(value)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import Node
+from torch.fx.node import map_arg
 
+from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import op_name
 from x86quant.ops.pool import PAD_MODES
 from x86quant.runtime import layout
@@ -46,13 +48,19 @@ def _largest(draft: Draft, node: Node) -> Value:
     return draft.add(node, step, [x], out)
 
 
+_SIDES = ("before", "after")
+
+
 def _pad(draft: Draft, node: Node) -> Value:
     kwargs: Any = node.kwargs
     x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
     out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
+    before, after = (map_arg(kwargs[name], draft.shapes.__getitem__) for name in _SIDES)
+    if kwargs["mode"] != "constant" and min(*before, *after) < 0:
+        raise NoKernelError("margins below zero")
     fields = {
         **images_of(x, out),
-        "before": [0] * (3 - len(kwargs["before"])) + list(kwargs["before"]),
+        "before": [0] * (3 - len(before)) + list(before),
         "mode": PAD_MODES.index(kwargs["mode"]),
         "a_zp": kwargs["x_zp"],
     }
@@ -69,13 +77,14 @@ def _pool_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 
 def _pad_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     x = known.size(kwargs["x"])
-    before, after = kwargs["before"], kwargs["after"]
+    before, after = (map_arg(kwargs[name], known.values.__getitem__) for name in _SIDES)
     if len(x) != len(before) + 2:
         return None
     margins = list(zip(x[2:], before, after, strict=True))
     if kwargs["mode"] == "reflect" and any(max(one[1:]) >= one[0] for one in margins):
         return None
-    return [*x[:2], *map(sum, margins)]
+    found = [*map(sum, margins)]
+    return [*x[:2], *found] if min(found) > 0 else None
 
 
 def _adaptive_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
