@@ -7,6 +7,7 @@ the layers that cost too much accuracy, and what is slower in int8.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import warnings
@@ -20,7 +21,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import run, tensors_in
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
-from x86quant.capture.variants import smallest, variants
+from x86quant.capture.variants import smallest, takes, variants
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import is_linear, note_in_config
@@ -85,7 +86,8 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     note_in_config(model, settings.fuse_blocks)
     result: Any = model.eval()
     if sample and _wants_graphs(outcome, result, settings, sample[0]):
-        for note in give_graphs(result, variants(sample), settings.fuse_blocks):
+        tried = variants(sample, functools.partial(takes, result))
+        for note in give_graphs(result, tried, settings.fuse_blocks):
             outcome = outcome.noting(note)
     result.quantization = outcome.summary()
     return result

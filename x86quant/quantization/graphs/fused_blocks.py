@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -123,9 +123,10 @@ class _BlockSearch:
             calls = self._calls if "" in names else self._calls[:_CALLS_OF_PARTS]
             # In the whole model: a part's call may hold what an earlier run changed, such as a
             # cache. sentence-transformers calls the forward of a module, and not the module.
+            within = [m for path in names for m in self._model.get_submodule(path).modules()]
             with (
                 state_kept(self._model),
-                comparable(self._model),
+                comparable(within),
                 warnings.catch_warnings(),
             ):
                 # Of static parts, which do not hold for every call that is tried.
@@ -287,7 +288,7 @@ def _proved(
     mine: Sequence[Observed],
     padding_unread: bool,
 ) -> GuardedGraph:
-    with comparable(module):
+    with comparable(module.modules()):
         traced = prove(module, traced, mine)
     if padding_unread:
         # Data with padding show what is left out: then it is computed.
@@ -379,13 +380,13 @@ class _RowsLeftFloat(OpWatch):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def comparable(model: nn.Module) -> Iterator[None]:
-    """A block in which ``model`` computes as a graph of it does that torch runs.
+def comparable(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A block in which ``modules`` compute as a graph of them does that torch runs.
 
     Rows are left in float. Static parts run in torch: native kernels may come out one code apart.
     """
     with contextlib.ExitStack() as parts:
-        for module in model.modules():
+        for module in dict.fromkeys(modules):
             if isinstance(module, CompiledModule):
                 parts.enter_context(module.running(module.graph_module))
         with rows_left_float():
