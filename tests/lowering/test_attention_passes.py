@@ -198,6 +198,42 @@ def test_the_masks_of_shifted_windows_are_one(images: int, said: bool) -> None:
     assert found == {"quantize_rows": 1, "linear_rows": 1, "attention": 1}
 
 
+def by_places(m: Any, x: Any, *, turned: bool = False) -> Any:
+    """As SAM has it: heads and batches in one, and what rows and columns add to the scores."""
+    q, k, v = (heads(part(x)).flatten(0, 1) for part in (m.q, m.k, m.v))
+    scores = (q * 0.25) @ k.transpose(-2, -1)
+    pixels = q.reshape(-1, 2, 3, 16)
+    rows = torch.einsum(
+        "bhwc,hkc->bhwk", pixels, m.rms.reshape(1, 1, 32)[..., :16].expand(2, 2, 16)
+    )
+    columns = torch.einsum("bhwc,wkc->bhwk", pixels, m.rms[:16].expand(3, 3, 16))
+    apart = scores.view(-1, 2, 3, 2, 3) + rows[..., None] + columns[..., None, :]
+    if turned:
+        apart = apart.transpose(1, 2)
+    shares = apart.reshape(-1, 6, 6).softmax(-1)
+    return m.q((shares @ v).view(-1, 2, 6, 16).transpose(1, 2).flatten(2))
+
+
+def test_attention_with_rows_and_columns_of_positions_fuses() -> None:
+    found = lowered(by_places, torch.randn(3, 6, 32))
+    assert found["attention"] == 1
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_without_heads_fuses(batch: int) -> None:
+    def forward(m: Any, x: Any, bias: Any) -> Any:
+        return m.q((m.q(x) @ m.k(x).transpose(1, 2) / 4 + bias).softmax(2) @ m.v(x))
+
+    for shape in ((batch, 5, 5), (1, 5, 5), (5, 5), (5,)):
+        assert lowered(forward, torch.randn(batch, 5, 32), torch.randn(shape))["attention"] == 1
+
+
+def test_scores_that_are_turned_on_the_way_are_left_alone() -> None:
+    assert "attention" not in lowered(
+        lambda m, x: by_places(m, x, turned=True), X.repeat(1, 2, 1)[:, :6]
+    )
+
+
 def mask_nodes(forward: Forward) -> tuple[list[Any], Any, Any]:
     """The nodes that are left of ``forward`` on a mask of free sizes, and both graphs."""
     model = to_dynamic(Block(forward).eval())

@@ -9,6 +9,10 @@ from __future__ import annotations
 from x86quant.lowering.passes import Pass
 from x86quant.lowering.passes.epilogues import fuse_activation
 from x86quant.lowering.row_passes.decoding import attend_to_cache, take_tokens
+from x86quant.lowering.row_passes.eager_attention import (
+    recognise_eager_attention,
+    spell_einsums,
+)
 from x86quant.lowering.row_passes.known import drop_identities, fold_known_values
 from x86quant.lowering.row_passes.masks import merge_masks, simplify_masks
 from x86quant.lowering.row_passes.moved_rows import join_rows, move_rows_as_codes
@@ -18,12 +22,7 @@ from x86quant.lowering.row_passes.row_activations import (
     fuse_gates,
     recognise_activations,
 )
-from x86quant.lowering.row_passes.row_attention import (
-    quantize_attention,
-    recognise_attention,
-    recognise_eager_attention,
-    spell_einsums,
-)
+from x86quant.lowering.row_passes.row_attention import quantize_attention, recognise_attention
 from x86quant.lowering.row_passes.row_norms import fuse_norms, fuse_residuals, recognise_norms
 from x86quant.lowering.row_passes.row_products import (
     join_products,
