@@ -45,10 +45,8 @@ def test_known_values_change_no_harm(
     calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]
     seen: list[tuple[PreparedModel, dict[str, float]]] = []
 
-    def watched(
-        prepared: PreparedModel, names: Collection[str], *, held_back: bool = False
-    ) -> dict[str, float]:
-        seen.append((prepared, found := harm.rough_harms(prepared, names, held_back=held_back)))
+    def watched(prepared: PreparedModel, names: Collection[str], **how: bool) -> dict[str, float]:
+        seen.append((prepared, found := harm.rough_harms(prepared, names, **how)))
         return found
 
     monkeypatch.setattr("x86quant.quantization.outcome.rough_harms", watched)
@@ -67,6 +65,40 @@ def test_known_values_change_no_harm(
         with prepared.simulated([name]) as alone:
             expected = harm.sqnr_between(exact, list(outputs(alone, prepared.sample)))
         assert found[name] == expected
+
+
+@pytest.mark.parametrize("worst", [{17}, {3, 90}, set()])
+def test_of_many_layers_those_that_harm_most_are_searched_for(
+    worst: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(4, 4, 1) for _ in range(100)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight)  # so that noise is as loud behind many
+        nn.init.zeros_(layer.bias)
+    for place in worst:  # one scale for channels of very different sizes
+        with torch.no_grad():
+            layers[place].weight[0] *= 500
+            layers[place + 1].weight[:, 0] = 0
+    options = Settings(progress=False, speed_check=False, mode="static", equalize=False)
+    calls = [(torch.randn(2, 4, 6, 6),) for _ in range(2)]
+    prepared = prepare(nn.Sequential(*layers).eval(), calls, options)
+    names = list(prepared.layers)
+    runs = []
+    real = PreparedModel.simulated
+
+    def counted(self: PreparedModel, tried: Collection[str], **more: Any) -> Any:
+        runs.append(tried)
+        return real(self, tried, **more)
+
+    monkeypatch.setattr(PreparedModel, "simulated", counted)
+    rough = harm.rough_harms(prepared, names, search=True)
+    assert len(runs) < 2 * harm._MOST_RUNS + 2
+    assert sorted(rough) == sorted(names)
+    assert list(rough.values()) == sorted(rough.values())
+    each = harm.rough_harms(prepared, names)
+    assert set(list(each)[: len(worst)]) == set(map(str, worst))
+    assert set(list(rough)[: len(worst)]) == set(map(str, worst))
 
 
 def test_only_layers_that_harm_most_are_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
