@@ -3,7 +3,7 @@
 Weights are random; batch norms have the statistics that random images give, as a network of
 defaults lets nothing through. Each needs its library::
 
-    pip install ultralytics open_clip_torch diffusers monai vit-pytorch
+    pip install ultralytics open_clip_torch diffusers monai vit-pytorch segment-anything encodec
     x86quant bench benchmarks.field_networks:yolo11n --shape 1,3,320,320 \\
         --backends x86quant,openvino,fp32
 """
@@ -90,4 +90,20 @@ def cvt() -> nn.Module:
     """Convolutions and attention spelled with einops; 224 pixels."""
     kind = _library("vit_pytorch.cvt").CvT
     model: nn.Module = kind(num_classes=1000, s1_emb_dim=64, s2_depth=2, s3_depth=4).eval()
+    return model
+
+
+def sam_encoder() -> nn.Module:
+    """What Segment Anything sees an image of 512 pixels with, narrower than the smallest."""
+    kind = _library("segment_anything.modeling").ImageEncoderViT
+    model: nn.Module = kind(
+        img_size=512, embed_dim=384, depth=4, num_heads=6, use_rel_pos=True, window_size=14,
+        global_attn_indexes=(1, 3),
+    ).eval()  # fmt: skip
+    return model
+
+
+def encodec_encoder() -> nn.Module:
+    """A causal network of sound, whose margins depend on how long it is; [1, 1, 24000]."""
+    model: nn.Module = _library("encodec.modules").SEANetEncoder(lstm=0).eval()
     return model

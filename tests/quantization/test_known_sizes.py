@@ -13,6 +13,7 @@ from torch import nn
 
 import x86quant
 from x86quant.calling.call import Call
+from x86quant.capture import exported
 from x86quant.capture.traced_graph import Traced
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.tracing.tracing import by_fx
@@ -150,6 +151,20 @@ def test_branches_by_sizes_are_conditions(forward, holds, fails):
     assert torch.equal(found(both[:3, :holds]), Net(forward)(both[:3, :holds]))
     with pytest.raises(UnsupportedError, match="do not meet"):
         found(both[:, :fails])
+
+
+def test_sizes_that_are_long_formulas_are_not_asked(monkeypatch):
+    """With them each op takes longer than the one before."""
+
+    def forward(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        for multiple in (4, 5, 7):
+            x = torch.cat([x, x[:, : -x.shape[1] % multiple]], 1)
+        return layer(x) if x.shape[1] > 4 else layer(x) + 1
+
+    assert traced(forward).guard.conditions
+    monkeypatch.setattr(exported, "_MOST_TERMS", 20)
+    with pytest.raises(UnsupportedError):
+        traced(forward)
 
 
 def test_branches_that_no_condition_can_say_fix_the_size():

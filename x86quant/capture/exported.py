@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -301,10 +301,7 @@ class TraceLimits(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
         self._count(len(tensors))
-        if any(_is_involved(size) for x in tensors for size in x.shape):
-            raise UnsupportedError(
-                "its sizes become formulas too involved to trace with sizes left free"
-            )
+        check_sizes(tensors)
         return result
 
     def _count(self, tensors: int) -> None:
@@ -333,6 +330,14 @@ def _length(input: torch.Tensor, dim: int = 0) -> int:
     """How many places there are along ``dim`` in the example."""
     size = input.shape[dim] if input.dim() else 0
     return int(size.node.hint or 0) if isinstance(size, torch.SymInt) else size
+
+
+def check_sizes(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise UnsupportedError if a size is a formula with which work takes minutes."""
+    if any(_is_involved(size) for x in tensors for size in x.shape):
+        raise UnsupportedError(
+            "its sizes become formulas too involved to trace with sizes left free"
+        )
 
 
 def _is_involved(size: Any) -> bool:

@@ -28,6 +28,7 @@ from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
 from torch.utils._sympy.printers import PythonPrinter
 
 from x86quant.calling.running import OpWatch
+from x86quant.capture.exported import check_sizes
 from x86quant.errors import UnsupportedError
 from x86quant.forms.size_conditions import Condition, Place, holds, parse
 from x86quant.terminal.silence import silent
@@ -112,6 +113,12 @@ class SizesAskedFor(Interpreter):
             source=ConstantSource(name),
             symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * x.dim()),
         )
+
+    def run_node(self, n: Node) -> Any:
+        """The value of ``n``, if its sizes are no formulas that work takes minutes with."""
+        found = super().run_node(n)
+        check_sizes([found] if isinstance(found, torch.Tensor) else [])
+        return found
 
     def number(self, wanted: Node) -> int | None:
         """How many parts or rows ``wanted`` has, or the number that it is; None if none is known.
