@@ -101,13 +101,14 @@ def test_the_function_that_modules_call_is_gone_through() -> None:
         assert (found(x) - exact).square().mean() < 0.01 * exact.square().mean()
 
 
-class OfOtherSizes(Attending):
-    """Values of another size than keys, which our op does not know."""
+class OfNarrowValues(Attending):
+    """Values that are narrower than keys, which our op does not know."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = self.down(x).flatten(2).unflatten(1, (3, HEADS, SIZE)).transpose(3, 4)
-        attended = F.scaled_dot_product_attention(q[:, 0], q[:, 1], torch.cat([q[:, 2]] * 2, -1))
-        return self.up(attended[..., :SIZE].transpose(2, 3).reshape(-1, HEADS * SIZE, *x.shape[2:]))
+        attended = F.scaled_dot_product_attention(q[:, 0], q[:, 1], q[:, 2, ..., : SIZE // 2])
+        attended = torch.cat([attended, attended], -1)
+        return self.up(attended.transpose(2, 3).reshape(-1, HEADS * SIZE, *x.shape[2:]))
 
 
 class OfRows(Attending):
@@ -119,7 +120,70 @@ class OfRows(Attending):
         return self.up(attended.transpose(1, 2).reshape(-1, HEADS * SIZE, *x.shape[2:]))
 
 
-@pytest.mark.parametrize("kind", [OfOtherSizes, OfRows])
+def _by_softmax(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) * 0.3, -1) @ v
+
+
+def _by_bias(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
+    scores = torch.matmul(q, k.permute(0, 1, 3, 2)) / 2
+    return torch.matmul((m.bias + scores).softmax(dim=-1), v)
+
+
+def _by_narrow_keys(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
+    scores = q[..., :5] @ k[..., :5].transpose(2, 3)
+    return nn.Softmax(-1)(scores) @ v
+
+
+def _of_wide_values(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q[..., :5], k[..., :5], v, scale=0.4)
+
+
+def _by_columns(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
+    return (q @ k.transpose(2, 3)).softmax(2) @ v
+
+
+def _scores_read_again(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
+    scores = q @ k.transpose(2, 3)
+    return scores.softmax(3) @ v + scores.mean(3, keepdim=True)
+
+
+class Spelled(Attending):
+    """Attention in the words of ``how``."""
+
+    def __init__(self, how: Any) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.down(x).flatten(2).unflatten(1, (3, HEADS, SIZE)).unbind(1)
+        attended = self.how(self, *(part.transpose(2, 3) for part in parts))
+        return self.up(attended.transpose(2, 3).reshape(-1, HEADS * SIZE, *x.shape[2:]))
+
+
+@pytest.mark.parametrize(
+    ("how", "is_ours"),
+    [
+        (_by_softmax, True),
+        (_by_bias, True),
+        (_by_narrow_keys, True),
+        (_of_wide_values, True),
+        (lambda m, q, k, v: (q @ k.transpose(2, 3) + m.seen).softmax(-1) @ v, False),  # added
+        (_by_columns, False),
+        (_scores_read_again, False),
+    ],
+)
+def test_what_code_spells_out_is_that_op(how: Any, is_ours: bool) -> None:
+    torch.manual_seed(0)
+    model = Spelled(how)
+    found, compiled = quantized(model)
+    ops = [op_name(node) for node in compiled.graph_module.graph.nodes if is_op(node)]
+    assert ("attention" in ops) == is_ours
+    for x in (images(), images(1), images(3)):
+        exact = model(x)
+        assert (found(x) - exact).square().mean() < 0.01 * exact.square().mean()
+
+
+@pytest.mark.parametrize("kind", [OfNarrowValues, OfRows])
 def test_what_does_not_fit_stays_torchs_and_says_why(kind: type[Attending]) -> None:
     torch.manual_seed(0)
     model = kind()

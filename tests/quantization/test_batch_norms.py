@@ -129,3 +129,44 @@ def test_statistics_of_the_batch_stay_those_of_the_batch() -> None:
         for one in x:
             exact = model(one)
             assert float((found(one) - exact).norm() / exact.norm()) < 0.1
+
+
+class OfRows(nn.Module):
+    """A norm of [rows, features] behind a linear of [batch, tokens, features]."""
+
+    def __init__(self, *, twice: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16, bias=False), nn.Linear(16, 8)
+        self.norm, self.twice = settled(nn.BatchNorm1d(16)), twice
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        z = self.norm(y.flatten(0, 1)).reshape_as(y)
+        return self.last(F.hardswish(z + y if self.twice else z))
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_norms_of_rows_fold_where_nothing_else_reads_the_linear(twice: bool) -> None:
+    torch.manual_seed(0)
+    model = OfRows(twice=twice).eval()
+    ours = x86quant.quantize(
+        model, [torch.randn(4, 9, 16) for _ in range(3)], mode="static", speed_check=False
+    )
+    assert bool([node for node in ours.float_nodes if "norm" in node.op]) == twice
+    x = torch.randn(3, 11, 16)
+    assert (ours(x) - model(x)).square().mean() < 0.001 * model(x).square().mean()
+
+
+def test_norms_of_places_are_no_norms_of_rows() -> None:
+    """Of [a, b, places, features] flattening leaves the places where the norm has its channels."""
+
+    class OfPlaces(OfRows):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return self.last(self.norm(y.flatten(0, 1)).reshape_as(y))
+
+    torch.manual_seed(0)
+    model = OfPlaces().eval()
+    data = [torch.randn(2, 3, 16, 16) for _ in range(3)]
+    ours = x86quant.quantize(model, data, mode="static", speed_check=False)
+    assert (ours(data[0]) - model(data[0])).square().mean() < 0.001 * model(data[0]).square().mean()

@@ -35,7 +35,8 @@ def lower_attention(gm: GraphModule) -> int:
 def _lower(gm: GraphModule, node: Node, given: dict[str, Any]) -> bool:
     heads = [given[name] for name in _ARGUMENTS[:3]]
     q, k, v = map(_shape, heads)
-    if not q or not k or len(q) != _RANK or k != v or q[3] != k[3] or q[1] % k[1]:
+    behind = v[3] - k[3] if v and k and len(v) == len(k) == _RANK else -1
+    if not q or not k or not v or behind < 0 or not _are_heads(q, k, v):
         why(node, "its queries, keys and values are not [batch, heads, tokens, size]")
         return False
     if given.get("dropout_p") or q[0] != k[0] or not _is_float(*heads):
@@ -49,6 +50,8 @@ def _lower(gm: GraphModule, node: Node, given: dict[str, Any]) -> bool:
     with gm.graph.inserting_before(node):
         for _ in range(_RANK - len(of_mask or q)):
             mask = gm.graph.call_function(aten.unsqueeze.default, (mask, 0))
+        if behind:  # zeros add nothing to the product of both
+            heads[:2] = [_wider(gm, x, behind) for x in heads[:2]]
         swapped = [inherit(gm.graph.call_method("transpose", (x, 1, 2)), x) for x in heads]
         out = emit(
             gm.graph, "attention", node,
@@ -56,11 +59,21 @@ def _lower(gm: GraphModule, node: Node, given: dict[str, Any]) -> bool:
             causal=bool(given.get("is_causal")),
             scale=1 / math.sqrt(q[3]) if scale is None else float(scale),
         )  # fmt: skip
-        for new, (batch, number, tokens, size) in zip((*swapped, out), (q, k, v, q), strict=True):
-            new.meta["shape"] = torch.Size((batch, tokens, number, size))
+        for new, (batch, number, tokens, _) in zip((*swapped, out), (q, k, v, q), strict=True):
+            new.meta["shape"] = torch.Size((batch, tokens, number, v[3]))
         back = gm.graph.call_method("transpose", (out, 1, 2))
     replace(node, inherit(back, node))
     return True
+
+
+def _are_heads(q: torch.Size, k: torch.Size, v: torch.Size) -> bool:
+    return len(q) == _RANK and k[:3] == v[:3] and q[3] == k[3] and q[1] % k[1] == 0
+
+
+def _wider(gm: GraphModule, x: Node, zeros: int) -> Node:
+    new = inherit(gm.graph.call_function(F.pad, (x, [0, zeros], "constant", 0.0)), x)
+    new.meta.update(shape=torch.Size([*x.meta["shape"][:-1], x.meta["shape"][-1] + zeros]))
+    return new
 
 
 def _shape(x: object) -> torch.Size | None:

@@ -34,8 +34,10 @@ from x86quant.quantization.tracing.constant_products import spell_as_linears
 from x86quant.quantization.tracing.exported_programs import FIXED_SIZES
 from x86quant.quantization.tracing.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.tracing.maxima import spell_maxima
+from x86quant.quantization.tracing.norms_of_rows import fold_norms_of_rows
 from x86quant.quantization.tracing.recommenders import recognise_recommender
 from x86quant.quantization.tracing.recurrent_layers import part_recurrent
+from x86quant.quantization.tracing.spelled_attention import spell_attention
 from x86quant.quantization.tracing.spelled_ops import (
     spell,
     spell_batch_norms,
@@ -191,8 +193,11 @@ def trace(
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
         try:
-            recognise_recommender(found.graph_module, _inputs(found, example))
-            spell_sums(found.graph_module, functools.partial(_inputs, found, example))
+            seen = functools.partial(_inputs, found, example)
+            fold_norms_of_rows(found.graph_module, seen)
+            spell_attention(found.graph_module, seen)
+            recognise_recommender(found.graph_module, seen())
+            spell_sums(found.graph_module, seen)
         except UnsupportedError:
             raise
         except Exception as error:  # it runs the graph, where the module may have caught an error
