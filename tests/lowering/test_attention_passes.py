@@ -15,6 +15,8 @@ from x86quant.dynamic import to_dynamic
 from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.lower import lower_rows
+from x86quant.profiling.recorder import record
+from x86quant.quantization.graphs.fused_blocks import compiled_rows
 
 
 def heads(x: torch.Tensor) -> torch.Tensor:
@@ -202,15 +204,16 @@ def by_places(m: Any, x: Any, *, turned: bool = False) -> Any:
     """As SAM has it: heads and batches in one, and what rows and columns add to the scores."""
     q, k, v = (heads(part(x)).flatten(0, 1) for part in (m.q, m.k, m.v))
     scores = (q * 0.25) @ k.transpose(-2, -1)
-    pixels = q.reshape(-1, 2, 3, 16)
+    both = q.shape[0]
+    pixels = q.reshape(both, 2, 3, 16)
     rows = torch.einsum(
         "bhwc,hkc->bhwk", pixels, m.rms.reshape(1, 1, 32)[..., :16].expand(2, 2, 16)
     )
     columns = torch.einsum("bhwc,wkc->bhwk", pixels, m.rms[:16].expand(3, 3, 16))
-    apart = scores.view(-1, 2, 3, 2, 3) + rows[..., None] + columns[..., None, :]
+    apart = scores.view(both, 2, 3, 2, 3) + rows[..., None] + columns[..., None, :]
     if turned:
         apart = apart.transpose(1, 2)
-    shares = apart.reshape(-1, 6, 6).softmax(-1)
+    shares = apart.reshape(both, 6, 6).softmax(-1)
     return m.q((shares @ v).view(-1, 2, 6, 16).transpose(1, 2).flatten(2))
 
 
@@ -329,3 +332,14 @@ def test_a_mask_that_is_asked_otherwise_is(odd: str) -> None:
     _, before, after = mask_nodes(forward)
     x, mask = torch.randn(2, 6, 32), torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]])
     assert torch.equal(before(x, mask)[0], after(x, mask)[0])
+
+
+def test_heads_that_torch_reads_too_stay_rows() -> None:
+    """What leaves a segment lies as it did: attention in the next one reads rows of features."""
+    model, x = to_dynamic(Block(by_places).eval()), torch.randn(3, 6, 32)
+    form, leaves = CallForm.of(model, (x,), {})
+    compiled = compiled_rows(*lower_rows(ops_from_export(model, form, leaves).graph_module))
+    steps, _ = record(compiled, (x,))
+    assert "attention" in [s.op for s in steps]
+    operands = [s for s in steps if s.op == "copy" and "attention" in s.name]
+    assert not operands, [s.name for s in operands]

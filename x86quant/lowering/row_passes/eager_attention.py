@@ -150,6 +150,13 @@ def _as_batches(gm: GraphModule, x: Node, rank: int) -> Node:
 def _mask(gm: GraphModule, steps: tuple[tuple[str, Node], ...]) -> Node | bool | None:
     """What ``steps`` add to the product; None if that is nothing, False if it cannot be said."""
     mask: Node | None = None
+    if any(kind == "view" for kind, _ in steps):  # of sums that lie otherwise it would be a copy
+        steps = tuple(
+            (kind, call(gm.graph, aten.contiguous.default, _laid_out(node), node))
+            if kind == "add"
+            else (kind, node)
+            for kind, node in steps
+        )
     for kind, node in steps:
         if kind == "add":
             if mask is None:
@@ -165,6 +172,12 @@ def _mask(gm: GraphModule, steps: tuple[tuple[str, Node], ...]) -> Node | bool |
                 return False
             mask = call(gm.graph, aten.reshape.default, value_of(node), wide, node.args[1])
     return mask
+
+
+def _laid_out(node: Node) -> torch.Tensor:
+    value = value_of(node)
+    assert value is not None
+    return value.contiguous()
 
 
 def _expanded(gm: GraphModule, mask: Node, like: Any) -> Node | None:
