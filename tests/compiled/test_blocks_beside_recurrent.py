@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from x86quant.quantization.graphs.fused_blocks import with_block_graphs
 
 
 class Tagger(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
         super().__init__()
         block = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
         self.before, self.after = (
@@ -30,7 +32,7 @@ class Tagger(nn.Module):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_graphs_end_where_recurrent_layers_begin(
-    kind: type[nn.RNNBase], monkeypatch: pytest.MonkeyPatch
+    kind: Callable[..., nn.RNNBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model, x = Tagger(kind).eval(), torch.randn(2, 6, 32)
