@@ -129,13 +129,17 @@ def _by_bias(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
     return torch.matmul((m.bias + scores).softmax(dim=-1), v)
 
 
-def _by_narrow_keys(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
+def _by_narrow_keys(m: Any, q: Any, k: Any, v: Any) -> torch.Tensor:
     scores = q[..., :5] @ k[..., :5].transpose(2, 3)
-    return nn.Softmax(-1)(scores) @ v
+    return m.soft(scores) @ v
 
 
 def _of_wide_values(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
     return F.scaled_dot_product_attention(q[..., :5], k[..., :5], v, scale=0.4)
+
+
+def _one_in_another(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
+    return (q @ k.transpose(2, 3)).softmax(-1) @ ((k @ q.transpose(2, 3)).softmax(-1) @ v)
 
 
 def _by_columns(m: Attending, q: Any, k: Any, v: Any) -> torch.Tensor:
@@ -152,7 +156,7 @@ class Spelled(Attending):
 
     def __init__(self, how: Any) -> None:
         super().__init__()
-        self.how = how
+        self.how, self.soft = how, nn.Softmax(-1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.down(x).flatten(2).unflatten(1, (3, HEADS, SIZE)).unbind(1)
@@ -167,6 +171,7 @@ class Spelled(Attending):
         (_by_bias, True),
         (_by_narrow_keys, True),
         (_of_wide_values, True),
+        (_one_in_another, True),
         (lambda m, q, k, v: (q @ k.transpose(2, 3) + m.seen).softmax(-1) @ v, False),  # added
         (_by_columns, False),
         (_scores_read_again, False),
@@ -176,6 +181,7 @@ def test_what_code_spells_out_is_that_op(how: Any, is_ours: bool) -> None:
     torch.manual_seed(0)
     model = Spelled(how)
     found, compiled = quantized(model)
+    assert set(found.quantization.traced_by.values()) == {"torch.fx"}
     ops = [op_name(node) for node in compiled.graph_module.graph.nodes if is_op(node)]
     assert ("attention" in ops) == is_ours
     for x in (images(), images(1), images(3)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -134,25 +136,29 @@ def test_statistics_of_the_batch_stay_those_of_the_batch() -> None:
 class OfRows(nn.Module):
     """A norm of [rows, features] behind a linear of [batch, tokens, features]."""
 
-    def __init__(self, *, twice: bool = False) -> None:
+    def __init__(self, read_again: Any = None) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(16, 16, bias=False), nn.Linear(16, 8)
-        self.norm, self.twice = settled(nn.BatchNorm1d(16)), twice
+        self.norm, self.read_again = settled(nn.BatchNorm1d(16)), read_again
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x)
         z = self.norm(y.flatten(0, 1)).reshape_as(y)
-        return self.last(F.hardswish(z + y if self.twice else z))
+        return self.last(F.hardswish(z if self.read_again is None else z + self.read_again(y)))
 
 
-@pytest.mark.parametrize("twice", [False, True])
-def test_norms_of_rows_fold_where_nothing_else_reads_the_linear(twice: bool) -> None:
+@pytest.mark.parametrize(
+    "read_again", [None, lambda y: y, lambda y: y.flatten(1).mean(1)[:, None, None]]
+)
+def test_norms_of_rows_fold_where_nothing_else_reads_the_linear(read_again: Any) -> None:
     torch.manual_seed(0)
-    model = OfRows(twice=twice).eval()
+    model = OfRows(read_again).eval()
     ours = x86quant.quantize(
         model, [torch.randn(4, 9, 16) for _ in range(3)], mode="static", speed_check=False
     )
-    assert bool([node for node in ours.float_nodes if "norm" in node.op]) == twice
+    assert set(ours.quantization.traced_by.values()) == {"torch.fx"}
+    norms = [node for node in ours.float_nodes if "norm" in node.op]
+    assert bool(norms) == (read_again is not None)
     x = torch.randn(3, 11, 16)
     assert (ours(x) - model(x)).square().mean() < 0.001 * model(x).square().mean()
 

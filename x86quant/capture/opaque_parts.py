@@ -24,7 +24,7 @@ from x86quant.capture.exported import Sizes, exported_once
 from x86quant.capture.traced_graph import Traced
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.traced import output_of, thawed
-from x86quant.dynamic.recurrent import DynamicLSTM, DynamicRecurrent
+from x86quant.dynamic.recurrent import DynamicLSTM, takes_sequences
 from x86quant.errors import UnsupportedError
 from x86quant.forms.call_form import CallForm, Structure, take_apart
 from x86quant.lowering.from_export import exported_layer
@@ -69,7 +69,7 @@ class PartCall:
 
 def is_part(module: nn.Module) -> bool:
     """Whether ``module`` is to stay whole."""
-    return isinstance(module, CompiledModule | nn.RNNBase | DynamicRecurrent)
+    return isinstance(module, CompiledModule) or takes_sequences(module)
 
 
 @torch.library.custom_op("x86quant_capture::part", mutates_args=())

@@ -406,6 +406,11 @@ class DynamicGRUCell(DynamicCell):
         return h if batched else h.squeeze(0)
 
 
+def takes_sequences(module: nn.Module) -> bool:
+    """Whether ``module`` is a recurrent layer, in float or int8: one call runs all of its steps."""
+    return isinstance(module, nn.RNNBase | DynamicRecurrent)
+
+
 def _suffixes(layers: int, bidirectional: bool) -> list[str]:
     directions = ("", "_reverse") if bidirectional else ("",)
     return [f"_l{layer}{direction}" for layer in range(layers) for direction in directions]

@@ -195,7 +195,7 @@ def _exact_sums(
 ) -> torch.Tensor:
     """The integer sums of a convolution of codes, as float64; ``how`` ends aten's arguments.
 
-    float64 holds every sum exactly, and takes twenty times as long as float32, which holds those
+    float64 holds every sum exactly, and takes several times as long as float32, which holds those
     of few codes, or of halves of more.
     """
     transposed, groups = how[3], how[5]

@@ -64,12 +64,12 @@ def rough_harms(
     those that do most. With ``held_back`` on all calls held back, by ranges from before. With
     ``search`` those of many layers that do most are searched for (``_searched``).
     """
-    power: dict[_Group, _Power] | None = None
+    power: dict[_Group, _Power] = {}
+    measured = power
     calls = prepared.held_back if held_back else prepared.sample[:_RANKED_BY]
-    measured: dict[_Group, _Power] = {}
     for call in calls:
         run = _Measured(prepared, halved(call, prepared.takes), held_back)
-        if power is None:
+        if not power:
             most = _MOST_RUNS if search else len(names)
             power = measured = _searched(run, list(names), most)
         else:
@@ -78,9 +78,7 @@ def rough_harms(
         if not held_back:  # of which a single call may be the one that ranges do not hold for
             measured = _worst(measured)
     found = {
-        name: sums.sqnr_db(share=len(group))
-        for group, sums in (power or {}).items()
-        for name in group
+        name: sums.sqnr_db(share=len(group)) for group, sums in power.items() for name in group
     }
     return dict(sorted(found.items(), key=lambda item: item[1]))
 

@@ -16,11 +16,6 @@ from x86quant.runtime.plan import Buffer, Step, Value, assign_offsets
 from x86quant.runtime.programs import NativeStep, NativeTensor, rows_of
 
 
-def _are_rows(x: torch.Tensor) -> bool:
-    """Whether the last dimension of ``x`` lies adjacent: features of tokens, not images."""
-    return x.shape[-1] > 1 and x.stride(-1) == 1
-
-
 class Draft:
     """What the native forms of ops add their steps to.
 
@@ -155,7 +150,7 @@ class Draft:
         if value.buffer.base == base:
             return value
         order = list(range(value.meta.dim()))
-        if value.meta.dim() >= 4 and not _are_rows(value.meta):
+        if value.meta.dim() >= 4 and not layout.are_rows(value.meta):
             order = layout.channels_last_order(value.meta.dim())
         target = layout.like(value.shape, order, value.meta.dtype)
         return self.copy(node, value, self.new(node.name, target, base))

@@ -75,6 +75,11 @@ def _like(sizes: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) ->
     return torch.empty_strided(sizes, tuple(strides), dtype=dtype, device="meta")
 
 
+def are_rows(meta: torch.Tensor) -> bool:
+    """Whether the last dimension lies adjacent: features of tokens, not images."""
+    return meta.shape[-1] > 1 and meta.stride(-1) == 1
+
+
 def channels_last_order(rank: int) -> list[int]:
     """Channels innermost."""
     return [i for i in range(rank) if i != 1] + ([1] if rank > 1 else [])

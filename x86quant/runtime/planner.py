@@ -186,7 +186,7 @@ def _moved(draft: Draft, node: Node, source: Value, result: torch.Tensor) -> Val
 
 def _keeps_rows(source: torch.Tensor, result: torch.Tensor) -> bool:
     """Whether the last dimension of both is one, and adjacent: features of rows."""
-    return 1 < source.shape[-1] == result.shape[-1] and source.stride(-1) == 1
+    return layout.are_rows(source) and source.shape[-1] == result.shape[-1]
 
 
 def _roll(draft: Draft, node: Node) -> Value:

@@ -30,7 +30,7 @@ from x86quant.compiled.block_graphs import BlockGraphs, tensors_for
 from x86quant.compiled.guarded import GuardedGraph
 from x86quant.compiled.watch import is_known_hook
 from x86quant.dynamic.layers import DynamicLinear
-from x86quant.dynamic.recurrent import DynamicRecurrent
+from x86quant.dynamic.recurrent import takes_sequences
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import CallForm, take_apart
 from x86quant.lowering.graph_tools import is_op
@@ -171,7 +171,7 @@ class _BlockSearch:
         would hold each step.
         """
         module = self._model.get_submodule(path)
-        if type(module) not in self._refused and not any(map(_is_recurrent, module.modules())):
+        if type(module) not in self._refused and not any(map(takes_sequences, module.modules())):
             return [path]
         return [x for inner in self._inside(path) for x in self._without_refused(inner)]
 
@@ -213,10 +213,6 @@ class _BlockSearch:
         """Whether the module at ``path`` holds what could be fused."""
         layers = self._model.get_submodule(path).modules()
         return sum(isinstance(m, DynamicLinear) for m in layers) > 1
-
-
-def _is_recurrent(module: nn.Module) -> bool:
-    return isinstance(module, nn.RNNBase | DynamicRecurrent)
 
 
 def _next(module: nn.Module, path: str) -> Iterator[str]:

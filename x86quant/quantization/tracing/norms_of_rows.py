@@ -25,7 +25,7 @@ def fold_norms_of_rows(gm: GraphModule, inputs: Callable[[], Sequence[torch.Tens
     found = [pair for node in gm.graph.nodes if (pair := _rows_and_norm(gm, node)) is not None]
     if not found:
         return 0
-    seen = seen_values(gm, [rows.args[0] for rows, _ in found], inputs())
+    seen = seen_values(gm, inputs(), [rows.args[0] for rows, _ in found])
     folded = 0
     for rows, norm in found:
         linear = rows.args[0]
@@ -54,7 +54,9 @@ def _rows_and_norm(gm: GraphModule, node: Node) -> tuple[Node, Node] | None:
     linear = rows.args[0]
     if rows.args[1:] != (0, 1) or rows.kwargs or not isinstance(linear, Node):
         return None
-    if linear.op != "call_module" or any(not _is_asked(user, linear) for user in linear.users):
+    if linear.op != "call_module" or any(
+        user is not rows and not _is_asked(user, linear) for user in linear.users
+    ):
         return None
     layer, norm = (gm.get_submodule(str(one.target)) for one in (linear, node))
     if type(layer) is not nn.Linear or type(norm) is not nn.BatchNorm1d:
@@ -66,9 +68,7 @@ def _rows_and_norm(gm: GraphModule, node: Node) -> tuple[Node, Node] | None:
 
 
 def _is_asked(user: Node, linear: Node) -> bool:
-    """Whether ``user`` flattens ``linear``, or asks for its sizes alone."""
-    if user.target is torch.flatten:
-        return True
+    """Whether ``user`` asks for the sizes of ``linear`` alone."""
     name = plain_name(user)
     if name == "reshape_as":
         return user.args[0] is not linear

@@ -10,19 +10,21 @@ from torch.fx import GraphModule, Interpreter, Node
 
 
 def seen_values(
-    gm: GraphModule, wanted: Collection[Any], inputs: Sequence[torch.Tensor]
+    gm: GraphModule, inputs: Sequence[torch.Tensor], wanted: Collection[Any] | None = None
 ) -> dict[Node, torch.Tensor]:
-    """The tensors, without data, that the nodes ``wanted`` are where ``gm`` runs on ``inputs``."""
+    """The tensors, without data, that nodes are where ``gm`` runs on ``inputs``.
+
+    Those of ``wanted``, or all.
+    """
     found: dict[Node, torch.Tensor] = {}
 
     class Watch(Interpreter):
         def run_node(self, n: Node) -> Any:
             value = super().run_node(n)
-            if n in wanted and isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and (wanted is None or n in wanted):
                 found[n] = torch.empty_like(value, device="meta")
             return value
 
-    if wanted:
-        with torch.no_grad():
-            Watch(gm).run(*inputs)
+    with torch.no_grad():
+        Watch(gm).run(*[x.clone() for x in inputs])
     return found

@@ -23,11 +23,15 @@ def spell_attention(gm: GraphModule, inputs: Callable[[], Sequence[torch.Tensor]
     It would have codes after each of its steps otherwise. ``inputs`` are what ``gm`` is seen on.
     Returns the number of attentions. Not yet recompiled.
     """
-    known = {node: found for node in gm.graph.nodes if (found := _attention(gm, node)) is not None}
-    masks = {found[3] for found in known.values()} - {None}
-    seen = seen_values(gm, masks, inputs() if masks else ())
+    known = [found for node in gm.graph.nodes if (found := _attention(gm, node)) is not None]
+    masks = {mask for _, _, _, mask, _ in known} - {None}
+    seen = seen_values(gm, inputs(), masks) if masks else {}
     changed = 0
-    for node, (q, turned, v, mask, scale) in known.items():
+    for node in list(gm.graph.nodes) if known else ():
+        found = _attention(gm, node)  # what it takes may be an attention that was replaced
+        if found is None:
+            continue
+        q, turned, v, mask, scale = found
         if mask is not None and (mask not in seen or seen[mask].dtype is not torch.float32):
             continue  # added, not what the function takes a mask of bools for
         with gm.graph.inserting_before(node):

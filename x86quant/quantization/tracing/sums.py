@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
+
+from x86quant.quantization.tracing.seen_values import seen_values
 
 aten = torch.ops.aten
 #: More branches are not worth a step each.
@@ -31,15 +33,13 @@ def spell_sums(gm: GraphModule, inputs: Callable[[], Sequence[torch.Tensor]]) ->
     found = [(node, dim) for node in gm.graph.nodes if (dim := _dimension(node)) is not None]
     if not found:
         return
-    shapes = _SeenShapes(gm)
-    with torch.no_grad():
-        shapes.run(*[x.clone() for x in inputs()])
+    shapes = {node: tuple(x.shape) for node, x in seen_values(gm, inputs()).items()}
     for node, dim in found:
         source: Any = node.args[0] if node.args else node.kwargs.get("input")
-        shape = shapes.of.get(source)
+        shape = shapes.get(source)
         if shape is None:
             continue
-        branches = _Branches(shapes.of, node, dim % len(shape)).of(source)
+        branches = _Branches(shapes, node, dim % len(shape)).of(source)
         if branches is None:
             continue
         with gm.graph.inserting_before(node):
@@ -79,18 +79,6 @@ def _dimension(node: Node) -> int | None:
     if isinstance(dims, list | tuple):
         dims = dims[0] if len(dims) == 1 else None
     return dims if type(dims) is int else None
-
-
-class _SeenShapes(Interpreter):
-    def __init__(self, gm: GraphModule) -> None:
-        super().__init__(gm)
-        self.of: dict[Node, tuple[int, ...]] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, torch.Tensor):
-            self.of[n] = tuple(value.shape)
-        return value
 
 
 class _Branches:
