@@ -7,6 +7,7 @@
     │   └── CpuTooOldError     it lacks AVX2: models run in plain torch
     ├── RuleError          a rule table is unreadable or wrong; says file, line and remedy
     ├── InvalidInputError  an argument is wrong; says which layer and what to do (a ValueError)
+    │   └── ArgumentsError     a call has other arguments than the model takes (a TypeError, too)
     ├── UnsupportedError   x86quant cannot do this with the model; says why, and what to do
     │   └── NoKernelError  no kernel can run this op; names every kernel and its reasons
     ├── MeasurementError   a file of measurements or shapes is wrong; says file, line and remedy
@@ -42,6 +43,14 @@ class RuleError(X86QuantError, ValueError):
 
 class InvalidInputError(X86QuantError, ValueError):
     """An argument has the wrong shape, dtype or value."""
+
+
+class ArgumentsError(InvalidInputError, TypeError):
+    """A call's arguments are not those that the model takes.
+
+    Also what Python raises for a function: some code tries a layer with an argument, and without
+    if that fails.
+    """
 
 
 class UnsupportedError(X86QuantError, NotImplementedError):

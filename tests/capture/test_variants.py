@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -16,6 +18,7 @@ from x86quant.capture.variants import (
     takes,
     variants,
 )
+from x86quant.errors import X86QuantWarning
 
 
 def call(*shapes: tuple[int, ...]) -> Call:
@@ -137,3 +140,14 @@ def test_half_of_a_large_call() -> None:
     # Never below 16, nor to a size that another dimension has.
     assert shapes(halved(call((2000, 31)), lambda _: True)) == [(2000, 31)]
     assert shapes(halved(call((20, 64, 32)), lambda _: True)) == [(20, 64, 16)]
+
+
+def test_trying_sizes_warns_of_nothing() -> None:
+    class Warns(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            warnings.warn("a call runs in float", X86QuantWarning, stacklevel=1)
+            return x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert takes(Warns(), call((2, 3)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -128,3 +129,21 @@ def test_labels_that_do_not_fit_are_named() -> None:
         x86quant.quantize(TwoInputs(), batches)
     with pytest.raises(InvalidInputError, match=r"element 0 of the batch.*labels"):
         x86quant.quantize(nn.Linear(8, 2), [torch.randint(0, 3, (4,))], mode="static")
+
+
+def test_a_table_may_be_asked_for_a_size() -> None:
+    class Positions(nn.Embedding):
+        def forward(self, shape: Any) -> torch.Tensor:
+            return super().forward(torch.arange(shape[1]))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.positions = nn.Embedding(2000, 4), Positions(2000, 4)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.words(ids) + self.positions(ids.shape)
+
+    labels = [Call((torch.randint(0, 10, (8, 20)),)) for _ in range(4)]
+    (said,) = what_are_labels(Model(), labels)
+    assert "'words'" in said

@@ -14,7 +14,7 @@ from torch import nn
 import x86quant
 from tests.quantization.any_model import sqnr
 from x86quant.compiled import CompiledModule, GuardedModule
-from x86quant.errors import InvalidInputError, X86QuantWarning
+from x86quant.errors import TRACEBACK_VARIABLE, InvalidInputError, X86QuantWarning
 from x86quant.quantization.graphs import token_steps
 from x86quant.quantization.static import part_search
 from x86quant.quantization.tracing.tracing import by_export
@@ -163,3 +163,20 @@ def test_a_failure_of_ours_in_a_token_step_is_told_of(monkeypatch: pytest.Monkey
         assert token_steps.with_token_step(model) == ()
     monkeypatch.setattr(token_steps, "is_own", lambda _: False)
     assert token_steps.with_token_step(model) == ()
+
+
+def test_a_decoder_whose_cache_holds_states_runs_layer_by_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(TRACEBACK_VARIABLE, raising=False)  # as users have it
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "Lfm2Config"):
+        pytest.skip("this transformers has no LFM2")
+    config = transformers.Lfm2Config(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, full_attn_idxs=[1],
+    )  # fmt: skip
+    model = x86quant.to_dynamic(transformers.Lfm2ForCausalLM(config).eval())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", X86QuantWarning)
+        assert token_steps.with_token_step(model) == ()

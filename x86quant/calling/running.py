@@ -18,7 +18,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.state import HOOKS
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
-from x86quant.forms.call_form import take_apart
+from x86quant.forms.call_form import fits, take_apart
 
 
 class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -94,15 +94,18 @@ def watched(
 
     Args:
         modules: by name.
-        before: shown the name and the arguments of a call before it.
+        before: shown the name and the arguments of a call before it. One that the module's forward
+            has no parameters for is not shown: some try whether a layer takes lengths, and go on
+            without if it does not.
         after: shown the name, the arguments and the result of a call after it.
     """
     with contextlib.ExitStack() as stack:
         for name, module in modules.items():
 
-            def show(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            def show(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
                 assert before is not None
-                before(name, Call(args, kwargs))
+                if fits(module.forward, args, kwargs):
+                    before(name, Call(args, kwargs))
 
             def tell(_: nn.Module, args: Any, kwargs: Any, result: Any, name: str = name) -> None:
                 assert after is not None

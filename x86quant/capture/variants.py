@@ -4,6 +4,7 @@ the other dimensions, and with a tensor less in a list. Of large calls, these ar
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.calling.state import state_kept
+from x86quant.errors import X86QuantWarning
 
 #: By what sizes are multiplied.
 _LONGER = 1.5
@@ -111,7 +113,9 @@ def halved(call: Call, takes: Callable[[Call], bool]) -> Call:
 def takes(model: nn.Module, call: Call) -> bool:
     """Whether ``model`` runs on ``call``."""
     try:
-        with state_kept(model):
+        with state_kept(model), warnings.catch_warnings():
+            # Parts may be int8 already, for other sizes; nobody asked for these.
+            warnings.simplefilter("ignore", X86QuantWarning)
             run(model, call)
     except Exception:  # a model may raise anything at inputs that it does not take
         return False

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from x86quant.errors import InvalidInputError
+from x86quant.errors import ArgumentsError, InvalidInputError
 from x86quant.lowering.graph_tools import constant, is_op
 from x86quant.ops.float_type import taken_types
 
@@ -110,11 +110,12 @@ class GraphInputs:
         """All arguments in order, up to the last one given, each as the graph takes it.
 
         Raises:
-            InvalidInputError: one is missing, unknown, given twice, or nothing like its example.
+            ArgumentsError: one is missing, unknown or given twice.
+            InvalidInputError: one is nothing like its example.
         """
         values = self._in_order(positional, named) if named else tuple(positional)
         if not self._required <= len(values) <= len(self._all):
-            raise InvalidInputError(
+            raise ArgumentsError(
                 f"the compiled model takes {len(self._all)} inputs ({self._names()}), "
                 f"got {len(values)}"
             )
@@ -130,7 +131,7 @@ class GraphInputs:
             if not rest:
                 break
             if given.name not in rest and not given.optional:
-                raise InvalidInputError(
+                raise ArgumentsError(
                     f"the compiled model takes {self._names()}; {given.name!r} is missing"
                 )
             values.append(rest.pop(given.name, given.default))
@@ -138,7 +139,7 @@ class GraphInputs:
             name = next(iter(rest))
             twice = any(given.name == name for given in self._all)
             why = "was given twice" if twice else "is none of them"
-            raise InvalidInputError(f"the compiled model takes {self._names()}; {name!r} {why}")
+            raise ArgumentsError(f"the compiled model takes {self._names()}; {name!r} {why}")
         return tuple(values)
 
     def _names(self) -> str:

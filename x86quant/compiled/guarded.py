@@ -22,8 +22,14 @@ from x86quant.compiled.baked import Aside, Baked
 from x86quant.compiled.graph_inputs import as_rank, rows_of_another_rank
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.watch import tensor_checksum, watch
-from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
-from x86quant.forms.call_form import CallForm, Structure
+from x86quant.errors import (
+    ArgumentsError,
+    ExtensionError,
+    InvalidInputError,
+    UnsupportedError,
+    X86QuantWarning,
+)
+from x86quant.forms.call_form import CallForm, Structure, fits
 from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.lowering import FloatNode
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
@@ -234,9 +240,8 @@ class GuardedModule(Baked, Int8Module, GuardedGraph):
                 "load(path, model=...)"
             )
         told = self._told(reason, args, kwargs)
-        return InvalidInputError(
-            f"the quantized model does not hold for this call: {told}; {remedy}"
-        )
+        kind = ArgumentsError if reason is _OTHER_ARGUMENTS else InvalidInputError
+        return kind(f"the quantized model does not hold for this call: {told}; {remedy}")
 
     def _told(self, reason: str, args: Any, kwargs: Any) -> str:
         """``reason`` with what is different, which takes longer to find."""
@@ -267,7 +272,8 @@ class GuardedModule(Baked, Int8Module, GuardedGraph):
                 "model answer it, which has other weights since the int8 ones were changed: change "
                 "the float model instead and quantize it again"
             )
-        if not self._outside:
+        # Arguments that the float model does not take either are for it to refuse.
+        if not self._outside and fits(original.forward, args, kwargs):
             warnings.warn(
                 "a call runs in float, since the int8 graph does not hold for it: "
                 f"{self._told(reason, args, kwargs)}; "

@@ -101,6 +101,17 @@ def is_transformed(x: object) -> bool:
     return isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
+def fits(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``function`` has parameters for these arguments."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # it does not tell its parameters
+        return True
+    return True
+
+
 def take_apart(value: Any, is_leaf: Leaf = is_tensor) -> tuple[Structure, list[Any]]:
     """The structure of ``value``, and its tensors in order.
 

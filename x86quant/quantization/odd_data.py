@@ -103,7 +103,10 @@ def what_are_labels(model: nn.Module, sample: Sequence[Call]) -> Iterator[str]:
 
     def note(name: str, asking: Call) -> None:
         ids = asking.args[0] if asking.args else None
-        if ids is not None and any(x.shape == ids.shape and torch.equal(x, ids) for x in given):
+        # Tables of positions are asked for a size by some.
+        if not isinstance(ids, torch.Tensor):
+            return
+        if any(x.shape == ids.shape and torch.equal(x, ids) for x in given):
             asked.setdefault(name, []).append(ids.flatten())
 
     with watched(tables, before=note):

@@ -118,12 +118,10 @@ def _token_step(model: Any) -> TokenStep:
 def _cache_maker(model: Any) -> Callable[[torch.Tensor], Any]:
     """What makes a cache of keys and values [2 layers, batch, heads, tokens, size]."""
     from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
 
     def cache_of(past: torch.Tensor) -> Any:
         cache = DynamicCache(config=model.config)
-        if any(type(layer) is not DynamicLayer for layer in cache.layers):
-            raise UnsupportedError("its cache keeps more, or less, than all tokens")
+        _check_cache(cache)
         for number, layer in enumerate(cache.layers):
             keys, values = past[2 * number], past[2 * number + 1]
             layer.lazy_initialization(keys, values)
@@ -153,7 +151,15 @@ class _NewestTokens(nn.Module):
         return result.logits, *_parts(cache)
 
 
+def _check_cache(cache: Any) -> None:
+    from transformers.cache_utils import DynamicLayer
+
+    if any(type(layer) is not DynamicLayer for layer in cache.layers):
+        raise UnsupportedError("its cache keeps more, or less, than all tokens")
+
+
 def _parts(cache: Any) -> list[torch.Tensor]:
+    _check_cache(cache)
     return [x for layer in cache.layers for x in (layer.keys, layer.values)]
 
 

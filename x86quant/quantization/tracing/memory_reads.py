@@ -9,6 +9,7 @@ shape is resized to lie as the inputs do, over memory that other tensors may sha
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import OpWatch, run, watched
+from x86quant.calling.running import OpWatch, run
 from x86quant.calling.state import state_kept
 from x86quant.errors import first_line
 
@@ -102,7 +103,13 @@ def sees_other_memory(
 
 def _seen(model: nn.Module, parts: Collection[str], call: Call) -> list[tuple[Any, ...]]:
     mode = _MemoryMode()
-    modules = {path: model.get_submodule(path) for path in parts}
-    with watched(modules, mode.enter, mode.leave), state_kept(model), mode:
+    with contextlib.ExitStack() as stack:
+        for path in parts:
+            part = model.get_submodule(path)
+            stack.callback(part.register_forward_pre_hook(mode.enter).remove)
+            # After one that raises, too: its caller may go on.
+            stack.callback(part.register_forward_hook(mode.leave, always_call=True).remove)
+        stack.enter_context(state_kept(model))
+        stack.enter_context(mode)
         run(model, call)
     return mode.seen
