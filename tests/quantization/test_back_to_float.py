@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.quantization.any_model import Net, Recurrent, images, quantized, sqnr
 from x86quant.compiled.guarded import GuardedModule
-from x86quant.quantization import speed
+from x86quant.quantization import layer_times, speed
 from x86quant.quantization.static import part_search
 from x86quant.quantization.tracing.tracing import by_export
 
@@ -64,6 +64,7 @@ def test_the_summary_tells_the_noise_of_the_whole():
 
 
 def test_what_is_slower_stays_in_float(monkeypatch):
+    monkeypatch.setattr(layer_times, "much_slower", lambda *_: {})
     monkeypatch.setattr(speed, "slower", lambda *_, **__: 1.5)
     monkeypatch.setattr(speed, "can_tell", lambda: True)
     model = Net(lambda _, x: F.relu(x))
@@ -75,10 +76,40 @@ def test_what_is_slower_stays_in_float(monkeypatch):
     assert kept.quantization.int8_layers == ("a", "b")
 
 
+def test_single_layers_that_are_to_blame_go_first(monkeypatch):
+    model = Net(lambda _, x: F.relu(x))
+    losses = [6.2]  # of the first form that is timed
+    monkeypatch.setattr(speed, "slower", lambda *_, **__: losses.pop() if losses else None)
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    monkeypatch.setattr(layer_times, "_int8_times", lambda *_: {"a": 900.0, "b": 3.0})
+    monkeypatch.setattr(layer_times, "float_times", lambda *_: {"a": 90.0, "b": 10.0})
+    result = quantized(model, images())
+    assert result.quantization.int8_layers == ("b",)
+    assert "10.00 times" in result.quantization.float_layers["a"]
+    assert sqnr(model(images()), result(images())) > 25
+
+
+@pytest.mark.parametrize(
+    ("int8", "exact", "found"),
+    [
+        (900.0, 90.0, {"a": 10.0}),
+        (120.0, 90.0, {}),  # a little slower
+        (15.0, 3.0, {"a": 5.0}),
+        (1.9, 0.1, {}),  # so little time that it does not matter
+        (900.0, 0.0, {}),  # no time in float: not a layer that was seen
+    ],
+)
+def test_much_slower_is_what_takes_time_and_clearly_more(int8, exact, found, monkeypatch):
+    monkeypatch.setattr(layer_times, "_int8_times", lambda *_: {"a": int8, "b": 3.0})
+    monkeypatch.setattr(layer_times, "float_times", lambda *_: {"a": exact, "b": 97.0})
+    assert layer_times.much_slower(None, None, ["a", "b"]) == found
+
+
 def test_what_is_slower_on_one_row_stays_in_float(monkeypatch):
     def slower(_: Any, __: Any, call: Any, **___: Any) -> float | None:
         return 1.5 if call.args[0].shape[0] == 1 else None
 
+    monkeypatch.setattr(layer_times, "much_slower", lambda *_: {})
     monkeypatch.setattr(speed, "slower", slower)
     monkeypatch.setattr(speed, "can_tell", lambda: True)
     result = quantized(Net(lambda _, x: F.relu(x)), images())
@@ -140,6 +171,7 @@ def test_times_are_taken_in_turns_and_a_loss_twice(monkeypatch):
 
 def test_parts_that_are_slower_stay_in_float(monkeypatch):
     slow: Any = None
+    monkeypatch.setattr(layer_times, "much_slower", lambda *_: {})
     monkeypatch.setattr(speed, "can_tell", lambda: True)
     monkeypatch.setattr(speed, "slower", lambda exact, *_, **__: 3.0 if exact is slow else None)
     model = Recurrent(nn.LSTM)
@@ -162,6 +194,7 @@ def test_parts_that_are_slower_stay_in_float(monkeypatch):
 @pytest.mark.parametrize("parts_lose", [True, False])
 def test_where_parts_lose_the_whole_must_not_lose_at_all(parts_lose, monkeypatch):
     """All parts of a model may lose, and the whole so little that noise hides it."""
+    monkeypatch.setattr(layer_times, "much_slower", lambda *_: {})
     monkeypatch.setattr(speed, "can_tell", lambda: True)
     monkeypatch.setattr(
         speed, "by_part", lambda *_: dict.fromkeys(_[3], 1.3 if parts_lose else None)

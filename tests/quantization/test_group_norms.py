@@ -12,9 +12,10 @@ from torch import nn
 
 import x86quant
 from tests.torch_threads import threads_of
+from x86quant.calling.call import Call
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.quantization.static import part_search
-from x86quant.quantization.tracing.tracing import Way, by_export, by_fx
+from x86quant.quantization.tracing.tracing import Way, by_export, by_fx, trace
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -150,3 +151,21 @@ def test_instance_norms_are_group_norms_however_they_were_traced(
     assert not [node for node in compiled.float_nodes if "instance" in node.op]
     exact = model(data[0])
     assert (found(data[0]) - exact).square().mean() < 0.01 * exact.square().mean()
+
+
+@pytest.mark.parametrize("way", [by_fx, by_export])
+def test_group_norms_and_softmax_are_traced_either_way(way: Way) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.softmax(self.norm(self.conv(x)), 1, dtype=torch.float64)
+            return torch.ops.aten.elu(y, 1.5, 2.0, 0.5)
+
+    model, x = Model().eval(), torch.randn(2, 3, 12, 12)
+    traced = trace(model, Call((x,)), way)
+    (result,) = traced.graph_module(x)
+    assert result.dtype is torch.float64
+    torch.testing.assert_close(result, model(x))

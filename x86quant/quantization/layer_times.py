@@ -22,6 +22,8 @@ from x86quant.quantization.static.static_part import StaticPart
 _ROUNDS = 5
 #: Without the compiled extension there is no int8 time: int8 is taken to be this much faster.
 _USUAL_SPEEDUP = 3.0
+#: So many times as long, and so much of what all layers take in float.
+_MUCH_SLOWER, _WORTH_NAMING = 1.5, 0.02
 
 
 def float_costs(prepared: PreparedModel, names: Collection[str]) -> dict[str, float]:
@@ -30,12 +32,30 @@ def float_costs(prepared: PreparedModel, names: Collection[str]) -> dict[str, fl
     A layer that is no slower in float costs nothing.
     """
     in_float = float_times(prepared)
-    in_int8 = _int8_times(prepared)
+    in_int8 = _int8_times(prepared, prepared.build())
     costs = {}
     for name in names:
         slow = in_float.get(name, 0.0)
         costs[name] = max(slow - in_int8.get(name, slow / _USUAL_SPEEDUP), 0.0)
     return costs
+
+
+def much_slower(
+    prepared: PreparedModel, model: nn.Module, names: Collection[str]
+) -> dict[str, float]:
+    """How many times as long each layer named takes in the int8 ``model`` as in float.
+
+    Those alone that are much slower, and take a part of the model's time worth naming.
+    """
+    in_int8 = _int8_times(prepared, model)
+    in_float = float_times(prepared)
+    least = _WORTH_NAMING * sum(in_float.values())
+    ratios = {}
+    for name in names:
+        slow, fast = in_int8.get(name, 0.0), in_float.get(name, 0.0)
+        if fast and slow - fast > least and slow > _MUCH_SLOWER * fast:
+            ratios[name] = slow / fast
+    return ratios
 
 
 def float_times(prepared: PreparedModel) -> dict[str, float]:
@@ -55,10 +75,9 @@ def float_times(prepared: PreparedModel) -> dict[str, float]:
     return times
 
 
-def _int8_times(prepared: PreparedModel) -> dict[str, float]:
-    """Microseconds of each layer in int8, where it can be told apart."""
+def _int8_times(prepared: PreparedModel, model: nn.Module) -> dict[str, float]:
+    """Microseconds of each layer in the int8 ``model``, where it can be told apart."""
     times: dict[str, float] = {}
-    model = prepared.build()
     call = prepared.sample[0]
     for part in prepared.parts:
         compiled = whole_graph(model.get_submodule(part.path))

@@ -27,7 +27,7 @@ from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import is_linear, note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import Structure, take_apart
-from x86quant.quantization import speed
+from x86quant.quantization import layer_times, speed
 from x86quant.quantization.arguments import argument, padding_mask, unpadded
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.graphs.given_graphs import give_graphs, wants_graphs
@@ -546,9 +546,12 @@ def _say_what_is_decided_otherwise(outcome: Choices) -> None:
 
 
 def _no_slower(
-    outcome: Choices, model: nn.Module, sample: Sequence[Call]
+    outcome: Choices, model: nn.Module, sample: Sequence[Call], *, by_layer: bool = True
 ) -> tuple[Choices, nn.Module]:
-    """Without what is slower in int8 than in float, on the first call or on the smallest."""
+    """Without what is slower in int8 than in float, on the first call or on the smallest.
+
+    That is single layers if they are to blame, then parts, then all of it.
+    """
     weight_only = outcome.prepared.scheme.weight_only
     if not outcome.int8_layers or weight_only or not speed.can_tell():
         return outcome, model
@@ -560,6 +563,8 @@ def _no_slower(
         if set(units) != {""}:
             ratios = speed.by_part(outcome.prepared.model, model, call, list(units))
             slow = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+            if slow and by_layer and (found := _without_slow_layers(outcome, model)):
+                return _no_slower(*found, sample, by_layer=False)
             left = outcome
             for name, ratio in slow.items():
                 left = left.without(units[name], f"int8 takes {ratio:.2f} times as long here")
@@ -572,6 +577,8 @@ def _no_slower(
         small = smallest(sample)
         if loss is None and str(small) != str(call) and _both_run(reference, model, small):
             loss, where = speed.slower(reference, model, small, in_doubt=in_doubt), f" on {small}"
+        if loss and by_layer and (found := _without_slow_layers(outcome, model)):
+            return _no_slower(*found, sample, by_layer=False)
     if loss is None:
         return outcome, model
     why = f"int8 takes {loss:.2f} times as long as float{where}"
@@ -579,6 +586,18 @@ def _no_slower(
         f"this is the float model: {why} (speed_check=False returns the int8 model all the same)"
     )
     return outcome, outcome.build()
+
+
+def _without_slow_layers(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module] | None:
+    """With the layers in float that take much longer in int8; None if there are none."""
+    slow = layer_times.much_slower(outcome.prepared, model, outcome.int8_layers)
+    left = outcome
+    for name, ratio in slow.items():
+        left = left.without([name], f"int8 takes {ratio:.2f} times as long here")
+    if not slow or not left.int8_layers:
+        return None
+    other, _ = _tried(left)
+    return None if other is None else (_judged(left, other), other)
 
 
 def _both_run(exact: nn.Module, int8: nn.Module, call: Call) -> bool:

@@ -209,7 +209,8 @@ def other_precision(module: nn.Module) -> torch.dtype | None:
 def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:
     """Submodules that may be quantized statically, outer ones before what is in them.
 
-    The whole may be without layers, where its code calls functions on weights of its own.
+    A module of the user's may be without layers, where its code calls functions on weights of its
+    own.
     """
     for path, module in model.named_modules():
         if plan.dynamic and any(
@@ -220,9 +221,20 @@ def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.
         wanted: Any = (
             _CONVOLUTIONS if plan.dynamic else (_CONVOLUTIONS, nn.Linear, *LAYERS.values())
         )
-        own = not (plan.dynamic or path) and any(x.dim() > 1 for x in module.parameters())
+        own = not plan.dynamic and _may_call_products(module, whole=not path)
         if own or any(isinstance(m, wanted) for m in module.modules()):
             yield path, module
+
+
+def _may_call_products(module: nn.Module, whole: bool) -> bool:
+    """Whether the forward of ``module`` could multiply by weights of its own, as far as they tell.
+
+    Of torch's modules that are no layers none does: tables, norms.
+    """
+    if whole:
+        return any(x.dim() > 1 for x in module.parameters())
+    is_torchs = type(module).__module__.startswith("torch.")
+    return not is_torchs and any(x.dim() > 1 for x in module.parameters(recurse=False))
 
 
 def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:

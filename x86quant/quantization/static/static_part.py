@@ -427,6 +427,11 @@ class StaticPart:
                 found.append(node)
         return found
 
+    @property
+    def has_products(self) -> bool:
+        """Whether it multiplies by weights, or one tensor by another."""
+        return any(_is_product(node, self.module(node)) for node in self.prepared.graph.nodes)
+
     def _behind_products(self) -> set[str]:
         """The names of steps between last products, which give floats, and the results.
 

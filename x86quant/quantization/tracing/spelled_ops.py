@@ -382,5 +382,24 @@ def _as_function(node: Node) -> None:
         x, size, *more = node.args  # then aligned corners, where it has them, and factors
         mode, factor = _UPSAMPLING[node.target], more[-1]
         node.target, node.args = F.interpolate, (x, size, factor, mode, *more[:-1])
-    elif node.target in _FUNCTIONS:
+    elif node.target in _FUNCTIONS and _as_function_takes(node):
         node.target = _FUNCTIONS[node.target]
+
+
+#: How many arguments of an op the function for it takes, and what a further one is called there.
+_TAKEN: dict[Any, tuple[int, str | None]] = {
+    aten.group_norm.default: (5, None),  # further, whether CUDA's library is to be used
+    aten.softmax.int: (2, "dtype"),
+}
+
+
+def _as_function_takes(node: Node) -> bool:
+    """Give ``node`` the arguments of the function for its op; says whether that can be."""
+    if node.target is aten.elu.default:
+        return len(node.args) <= 2  # with a scale as well it is another function
+    taken, name = _TAKEN.get(node.target, (None, None))
+    if taken is not None and len(node.args) > taken:
+        if name is not None:
+            node.kwargs = {**node.kwargs, name: node.args[taken]}
+        node.args = node.args[:taken]
+    return True
