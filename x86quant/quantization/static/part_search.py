@@ -211,7 +211,7 @@ class _Search:
             except UnsupportedError as error:
                 reason = str(error)
             else:
-                if path and not part.prepared.has_products:
+                if path and part.prepared is not None and not part.prepared.has_products:
                     return False  # its weights are only added, or scale what it gets
                 only = _only_for(part, seen)
                 if only is not None and any(True for _ in self._next(path)):
