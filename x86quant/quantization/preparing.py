@@ -17,6 +17,7 @@ from x86quant.calling.differences import difference
 from x86quant.calling.running import feed_parts, run
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
 from x86quant.calling.wording import listed
+from x86quant.capture.plain_numbers import plain_layers
 from x86quant.capture.variants import takes, variants
 from x86quant.dynamic import is_experts
 from x86quant.dynamic.convert import has_hooks, is_linear, to_dynamic, why_float
@@ -90,6 +91,7 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
             show=settings.progress,
         )
     reference = as_written(copied(given)).eval()
+    plain_layers(reference)
     if single:
         reference.float()
     if data is not None:

@@ -20,6 +20,7 @@ from torch.fx import Graph, Interpreter, Node, Proxy
 from torch.fx.proxy import Attribute
 from torch.overrides import TorchFunctionMode
 
+from x86quant.capture.plain_numbers import plain
 from x86quant.forms.size_conditions import Condition, Place
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 from x86quant.quantization.tracing.known_sizes import batch_sizes, count_of
@@ -59,6 +60,10 @@ class RankedTracer(InPlaceTracer):
     def conditions(self) -> tuple[Condition, ...]:
         """What else must hold of the sizes of inputs."""
         return () if self._sizes is None else self._sizes.conditions
+
+    def create_arg(self, a: Any) -> Any:
+        """``a`` as an argument of a node; to torch.fx numbers of NumPy are none."""
+        return super().create_arg(plain(a))
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
         """The graph of ``root``."""
