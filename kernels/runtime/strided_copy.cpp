@@ -1,5 +1,7 @@
 #include "strided_copy.h"
 
+#include <emmintrin.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -15,20 +17,59 @@ void copy_each(int64_t count, const uint8_t* from, int64_t from_step, uint8_t* t
   }
 }
 
-// Elements of a block: of so many rows of each side every cache line that is touched is used up while it is in L1.
-constexpr int64_t kBlock = 16;
-
-// Rows of one side are columns of the other: elements are adjacent along `rows` there and along `columns` here.
-void transpose(int64_t rows, int64_t columns, const uint8_t* from, int64_t from_column, uint8_t* to, int64_t to_row) {
-  constexpr int64_t kSize = sizeof(uint32_t);
-  for (int64_t column = 0; column < columns; column += kBlock) {
-    const int64_t last_column = std::min(columns, column + kBlock);
-    for (int64_t row = 0; row < rows; row += kBlock) {
-      const int64_t last_row = std::min(rows, row + kBlock);
-      for (int64_t r = row; r < last_row; ++r)
-        copy_each<uint32_t>(last_column - column, from + r * kSize + column * from_column, from_column,
-                            to + r * to_row + column * kSize, kSize);
+// Tiles of elements whose rows become columns. 16 bytes by 16: each round interleaves the first half of the registers with
+// the second, which moves one bit of a byte's place from its column to its row.
+struct BytesTile {
+  using Element = uint8_t;
+  static constexpr int64_t kSide = 16;
+  static void transpose(const uint8_t* from, int64_t from_column, uint8_t* to, int64_t to_row) {
+    __m128i now[kSide], next[kSide];
+    for (int64_t i = 0; i < kSide; ++i) now[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * from_column));
+    for (int round = 0; round < 4; ++round) {
+      for (int64_t i = 0; i < kSide / 2; ++i) {
+        next[2 * i] = _mm_unpacklo_epi8(now[i], now[i + kSide / 2]);
+        next[2 * i + 1] = _mm_unpackhi_epi8(now[i], now[i + kSide / 2]);
+      }
+      std::copy(next, next + kSide, now);
     }
+    for (int64_t i = 0; i < kSide; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * to_row), now[i]);
+  }
+};
+
+struct WordsTile {
+  using Element = uint32_t;
+  static constexpr int64_t kSide = 4;
+  static void transpose(const uint8_t* from, int64_t from_column, uint8_t* to, int64_t to_row) {
+    __m128i now[kSide];
+    for (int64_t i = 0; i < kSide; ++i) now[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * from_column));
+    const __m128i a = _mm_unpacklo_epi32(now[0], now[1]), b = _mm_unpackhi_epi32(now[0], now[1]);
+    const __m128i c = _mm_unpacklo_epi32(now[2], now[3]), d = _mm_unpackhi_epi32(now[2], now[3]);
+    const __m128i rows[kSide] = {_mm_unpacklo_epi64(a, c), _mm_unpackhi_epi64(a, c), _mm_unpacklo_epi64(b, d),
+                                 _mm_unpackhi_epi64(b, d)};
+    for (int64_t i = 0; i < kSide; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * to_row), rows[i]);
+  }
+};
+
+// Rows of one side are columns of the other: elements are adjacent along `rows` there and along `columns` here, of which as
+// many are written together as a cache line holds.
+template <class Tile>
+void transpose(int64_t rows, int64_t columns, const uint8_t* from, int64_t from_column, uint8_t* to, int64_t to_row) {
+  using Element = typename Tile::Element;
+  constexpr int64_t kSize = sizeof(Element), kSide = Tile::kSide, kTogether = 64 / kSize;
+  const auto one_by_one = [&](int64_t row, int64_t last_row, int64_t column, int64_t last_column) {
+    for (; row < last_row; ++row)
+      copy_each<Element>(last_column - column, from + row * kSize + column * from_column, from_column,
+                         to + row * to_row + column * kSize, kSize);
+  };
+  const int64_t tiled_rows = rows - rows % kSide;
+  for (int64_t first = 0; first < columns; first += kTogether) {
+    const int64_t last = std::min(columns, first + kTogether), tiled = last - (last - first) % kSide;
+    for (int64_t row = 0; row < tiled_rows; row += kSide) {
+      for (int64_t column = first; column < tiled; column += kSide)
+        Tile::transpose(from + row * kSize + column * from_column, from_column, to + row * to_row + column * kSize, to_row);
+      one_by_one(row, row + kSide, tiled, last);
+    }
+    one_by_one(tiled_rows, rows, first, last);
   }
 }
 
@@ -73,7 +114,7 @@ void StridedCopy::run(const uint8_t* from, uint8_t* to, int64_t begin, int64_t e
 
 // Whether the last two axes, of which `index` is the first, only swap places.
 bool StridedCopy::transposes(std::size_t index) const {
-  if (index + 2 != axes_.size() || unit_ != 4) return false;
+  if (index + 2 != axes_.size() || (unit_ != 1 && unit_ != 4)) return false;
   const Axis &rows = axes_[index], &columns = axes_[index + 1];
   return rows.from == unit_ && columns.to == unit_;
 }
@@ -84,7 +125,7 @@ void StridedCopy::copy(std::size_t index, const uint8_t* from, uint8_t* to, int6
   const int64_t count = end - begin;
   if (transposes(index)) {
     const Axis columns = axes_[index + 1];
-    transpose(count, columns.size, from, columns.from, to, axis.to);
+    (unit_ == 1 ? transpose<BytesTile> : transpose<WordsTile>)(count, columns.size, from, columns.from, to, axis.to);
   } else if (index + 1 < axes_.size()) {
     for (int64_t i = 0; i < count; ++i) copy(index + 1, from + i * axis.from, to + i * axis.to, 0, axes_[index + 1].size);
   } else if (unit_ == 1 && axis.from == 1 && axis.to == 1) {

@@ -13,6 +13,7 @@ import x86quant
 from x86quant.calling.call import Call
 from x86quant.calling.running import watched
 from x86quant.errors import ArgumentsError, X86QuantWarning
+from x86quant.forms.call_form import fits
 from x86quant.quantization.tracing.memory_reads import sees_other_memory
 
 
@@ -63,6 +64,7 @@ def test_a_compiled_module_refuses_arguments_as_python_does() -> None:
     for args, kwargs in (((x,), {"lengths": None}), ((x, x, x), {}), ((), {})):
         with pytest.raises(TypeError):
             int8(*args, **kwargs)
+    assert getattr(int8, "outside", 0) == 0  # the float model did not answer any of them
     compiled = getattr(int8, "compiled", int8)
     with pytest.raises(ArgumentsError, match="'lengths' is none of them"):
         compiled(x, lengths=None)
@@ -111,3 +113,10 @@ def test_what_follows_a_layer_that_raised_is_not_within_it() -> None:
     call = Call((torch.randn(2, 3),))
     assert sees_other_memory(Falls(), InPlace(), ["layer"], call) is not None
     assert sees_other_memory(Falls(), Falls(), ["layer"], call) is None
+
+
+def test_what_does_not_tell_its_parameters_fits() -> None:
+    scripted = torch.jit.script(nn.Linear(2, 2))
+    assert fits(scripted.forward, (torch.ones(1, 2),), {})
+    assert fits(torch.add, (torch.ones(1), 2), {})
+    assert not fits(nn.Linear(2, 2).forward, (), {})

@@ -13,6 +13,7 @@ import x86quant
 from tests.lowering.test_lowering import IMAGE, Convolutions, Residual
 from tests.runtime.compiled_models import compiled, loaded, plan_of
 from tests.step_files import copy_step
+from tests.torch_threads import threads_of
 from x86quant import extension
 from x86quant.kernels import graph_kernels
 from x86quant.runtime.native_forms import FORMS
@@ -101,6 +102,42 @@ def test_copies_move_whole_elements(size: int) -> None:
     program.check_reach()
     (copy,) = program.run([x])
     assert torch.equal(copy, x.view(3, 4, 5, size).permute(2, 0, 1, 3).reshape(5, 3, 4 * size))
+
+
+@pytest.mark.parametrize("size", [1, 4, 8])
+@pytest.mark.parametrize("rows", [1, 3, 4, 15, 16, 37])
+@pytest.mark.parametrize("columns", [1, 5, 16, 19, 64, 83])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_become_columns(size: int, rows: int, columns: int, threads: int) -> None:
+    """By tiles, what is left at their borders one by one; what lies between rows stays."""
+    images, gap = 2, 3
+    x = torch.randint(0, 256, (images, columns, rows * size), dtype=torch.uint8)
+    line = (columns + gap) * size
+    program = extension.native().Program(0, 1)
+    program.expect([*x.shape], [*x.stride()], "uint8")
+    program.add_output([images, rows, line], [rows * line, line, 1], "uint8")
+    program.add_step(
+        "strided_copy",
+        {
+            "element_size": 1, "sizes": [images, rows, line],
+            "from": [1, 0], "from_strides": [0, 0, 0],
+            "to": [2, 0], "to_strides": [rows * line, line, 1],
+        },
+    )  # fmt: skip
+    program.add_step(
+        "strided_copy",
+        {
+            "element_size": size, "sizes": [images, rows, columns],
+            "from": [1, 0], "from_strides": [columns * rows * size, size, rows * size],
+            "to": [2, 0], "to_strides": [rows * line, line, size],
+        },
+    )  # fmt: skip
+    program.check_reach()
+    with threads_of(threads):
+        (found,) = program.run([x])
+    moved = x.view(images, columns, rows, size).transpose(1, 2).reshape(images, rows, -1)
+    assert torch.equal(found[..., : columns * size], moved)
+    assert bool((found[..., columns * size :] == x[0, 0, 0]).all())
 
 
 @pytest.mark.parametrize("name", [

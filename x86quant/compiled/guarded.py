@@ -272,16 +272,16 @@ class GuardedModule(Baked, Int8Module, GuardedGraph):
                 "model answer it, which has other weights since the int8 ones were changed: change "
                 "the float model instead and quantize it again"
             )
-        # Arguments that the float model does not take either are for it to refuse.
-        if not self._outside and fits(original.forward, args, kwargs):
-            warnings.warn(
-                "a call runs in float, since the int8 graph does not hold for it: "
-                f"{self._told(reason, args, kwargs)}; "
-                "calibrate with such inputs, or set strict=True to have it raise",
-                X86QuantWarning,
-                stacklevel=4,
-            )
-        vars(self)["_outside"] += 1  # nn.Module takes longer than the rest of this
+        if fits(original.forward, args, kwargs):  # else it is the float model that refuses them
+            if not self._outside:
+                warnings.warn(
+                    "a call runs in float, since the int8 graph does not hold for it: "
+                    f"{self._told(reason, args, kwargs)}; "
+                    "calibrate with such inputs, or set strict=True to have it raise",
+                    X86QuantWarning,
+                    stacklevel=4,
+                )
+            vars(self)["_outside"] += 1  # nn.Module takes longer than the rest of this
         if any(map(self._converts, leaves)):
             args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's

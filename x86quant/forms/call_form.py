@@ -104,11 +104,13 @@ def is_transformed(x: object) -> bool:
 def fits(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether ``function`` has parameters for these arguments."""
     try:
-        inspect.signature(function).bind(*args, **kwargs)
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it does not tell its parameters
+        return True
+    try:
+        signature.bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # it does not tell its parameters
-        return True
     return True
 
 

@@ -229,12 +229,13 @@ def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.
 def _may_call_products(module: nn.Module, whole: bool) -> bool:
     """Whether the forward of ``module`` could multiply by weights of its own, as far as they tell.
 
-    Of torch's modules that are no layers none does: tables, norms.
+    Of torch's modules that are no layers none does: tables, norms. Nor do factors of channels.
     """
     if whole:
         return any(x.dim() > 1 for x in module.parameters())
     is_torchs = type(module).__module__.startswith("torch.")
-    return not is_torchs and any(x.dim() > 1 for x in module.parameters(recurse=False))
+    own = () if is_torchs else module.parameters(recurse=False)
+    return any(sum(size > 1 for size in x.shape) > 1 for x in own)
 
 
 def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:

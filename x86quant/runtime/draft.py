@@ -266,6 +266,10 @@ def _quick(source: Value, target: Value) -> NativeStep | None:
     return _shuffling(source, target)
 
 
+#: So many are transposed by tiles, which is quicker than code by code.
+_MANY_GROUPS = 16
+
+
 def _shuffling(source: Value, target: Value) -> NativeStep | None:
     """Channels that are groups of adjacent codes in ``source``, interleaved in ``target``."""
     axes = [i for i in layout.order_of(target.meta) if target.meta.shape[i] != 1]
@@ -273,6 +277,8 @@ def _shuffling(source: Value, target: Value) -> NativeStep | None:
         return None
     within, group = axes[-2:]
     each, groups = target.meta.shape[within], target.meta.shape[group]
+    if groups >= _MANY_GROUPS:
+        return None
     strides = [(m.stride(within), m.stride(group)) for m in (source.meta, target.meta)]
     if strides != [(1, each), (groups, 1)]:
         return None
