@@ -27,10 +27,10 @@ class Shift(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.shift = nn.Parameter(torch.randn(1, channels))
+        self.shift = nn.Parameter(torch.randn(2, channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (1 + self.shift) + self.shift
+        return x * (1 + self.shift[0]) + self.shift[1]
 
 
 class Sums(nn.Module):
@@ -61,6 +61,8 @@ def test_products_of_a_graph_network_are_int8(rows: int) -> None:
     batches = [(torch.randn(50, 32), edges) for _ in range(4)]
     result = x86quant.quantize(model, batches, speed_check=False, progress=False)
     assert sorted(result.quantization.traced_by) == ["first", "second"]
+    # What scales and shifts alone is no part.
+    assert "static parts: first, second; torch runs" in str(result.quantization)
     x = torch.randn(rows, 32)
     x86quant.assert_int8(result, (x, edges))
     assert sqnr(model(x, edges), result(x, edges)) > 25
