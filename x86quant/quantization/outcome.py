@@ -563,8 +563,10 @@ def _no_slower(
         if set(units) != {""}:
             ratios = speed.by_part(outcome.prepared.model, model, call, list(units))
             slow = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-            if slow and by_layer and (found := _without_slow_layers(outcome, model)):
-                return _no_slower(*found, sample, by_layer=False)
+            if slow and by_layer:
+                if found := _without_slow_layers(outcome, model):
+                    return _no_slower(*found, sample, by_layer=False)
+                by_layer = False  # nor would any be found in what is left: timed once
             left = outcome
             for name, ratio in slow.items():
                 left = left.without(units[name], f"int8 takes {ratio:.2f} times as long here")
