@@ -46,5 +46,13 @@ def environment(level: str) -> dict[str, str]:
 
 def in_bfloat16(isa: str) -> bool:
     """Whether attention of this level rounds to bfloat16 on this CPU."""
-    library = capi.Library(Path(extension.__file__).with_name("_C.so"))
-    return bool(library.lib.xq_attention_in_bfloat16(capi.ISAS[isa]))
+    return bool(_installed().lib.xq_attention_in_bfloat16(capi.ISAS[isa]))
+
+
+def coded_keys(isa: str) -> int:
+    """From how many keys on attention of this level multiplies codes on this CPU; 0: never."""
+    return int(_installed().lib.xq_attention_coded_keys(capi.ISAS[isa]))
+
+
+def _installed() -> capi.Library:
+    return capi.Library(Path(extension.__file__).with_name("_C.so"))

@@ -57,13 +57,15 @@ struct TileProducts : Bfloat16Operands<V> {
     }
   }
   static void values(const xq::HeadTask& t, const Share* shares, int64_t stride, int64_t rows, const void* v, int64_t first,
-                     int64_t keys, float* out, bool add) {
+                     int64_t keys, float* out, const float* before) {
     const int64_t width = padded(t.size);
     const auto* b = static_cast<const uint8_t*>(v) + first * width * 2;
     for (int64_t d = 0; d < width; d += 32, b += 2048) {
       float* c = out + d;
       clear();
-      if (add) {
+      if (before) {
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t i = 0; i < 32; i += 16) V::store_floats(c + r * width + i, V::mul(V::loadf(c + r * width + i), V::setf(before[r])), 16);
         _tile_loadd(0, c, width * 4);
         _tile_loadd(1, c + 16, width * 4);
         if (rows > 16) {

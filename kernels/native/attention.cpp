@@ -1,6 +1,7 @@
 // The attention calls of the C interface: heads, and ranges of queries where heads are few, are independent items.
 #include <cpuid.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -35,6 +36,14 @@ const AttentionKernel& kernel_of(int isa) {
   return row_kernels_of(isa).attention;
 }
 
+// Attention by codes, where a level has it and nothing faster; null elsewhere.
+const CodeAttention* codes_of(int isa) {
+  return isa >= XQ_ISA_AVX512_VNNI && &kernel_of(isa) != &kAmxBf16Attention ? &kAvx512VnniCodeAttention : nullptr;
+}
+
+// Fewer queries are not worth making codes of the keys.
+constexpr int64_t kFewestCodedQueries = 32;
+
 int64_t query_parts(const xq_attention& op) {
   const int64_t heads = max64(op.batch * op.kv_heads, 1);
   return max64(1, min64(ceil_div(op.threads, heads), ceil_div(op.queries, kAttentionRows)));
@@ -46,7 +55,11 @@ constexpr int64_t kFewQueries = 8;
 // Of the scratch memory, what an ISA's kernel needs; keys and values that were codes lie behind it.
 int64_t kernel_floats(const xq_attention& op) {
   if (op.isa == XQ_ISA_REFERENCE) return 0;
-  return round_up(static_cast<int64_t>(kernel_of(op.isa).scratch(op.keys, op.size)), 64) / 4;
+  size_t bytes = kernel_of(op.isa).scratch(op.keys, op.size);
+  const CodeAttention* codes = codes_of(op.isa);
+  if (codes && op.queries >= kFewestCodedQueries && op.keys >= codes->fewest_keys)
+    bytes = std::max(bytes, codes->scratch(op.keys, op.size));
+  return round_up(static_cast<int64_t>(bytes), 64) / 4;
 }
 
 bool multiplies_codes(const xq_attention& op) {
@@ -130,6 +143,11 @@ int xq_attention_in_bfloat16(int isa) {
   return isa != XQ_ISA_REFERENCE && &kernel_of(isa) != &row_kernels_of(isa).attention;
 }
 
+int64_t xq_attention_coded_keys(int isa) {
+  const CodeAttention* codes = codes_of(isa);
+  return codes ? codes->fewest_keys : 0;
+}
+
 int64_t xq_attention_items(const xq_attention* op) {
   if (op->queries * op->heads * op->size == 0) return 0;
   return op->batch * op->kv_heads * query_parts(*op);
@@ -194,6 +212,8 @@ void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* 
     t.causal = op->causal, t.scale = op->scale;
     t.out_stride = op->heads * op->size;
     t.out = op->out + (op->starts ? op->starts[n] : n * op->queries) * t.out_stride + head * op->size;
-    op->isa == XQ_ISA_REFERENCE ? attention_reference(t) : kernel_of(op->isa).run(t, scratch);
+    const CodeAttention* codes = op->isa == XQ_ISA_REFERENCE || queries < kFewestCodedQueries ? nullptr : codes_of(op->isa);
+    if (op->isa == XQ_ISA_REFERENCE) attention_reference(t);
+    else if (!codes || !codes->run(t, scratch)) kernel_of(op->isa).run(t, scratch);
   }
 }

@@ -32,13 +32,6 @@ XQ_INLINE inline typename V::F exponential(typename V::F x) {
   return power_of_two<V, false>(V::mul(x, V::setf(kLog2e)));
 }
 
-template <class V>
-inline float exponential_of(float x) {
-  float lanes[V::kLanes];
-  V::store_floats(lanes, exponential<V>(V::setf(x)), V::kLanes);
-  return lanes[0];
-}
-
 // The mask of one query, from the first key of a block on.
 struct MaskRow {
   const uint8_t* seen = nullptr;  // bool
@@ -57,9 +50,9 @@ XQ_INLINE inline typename V::F seen_scores(const float* scores, int64_t count) {
   return count >= V::kLanes ? s : V::if_greater(V::setf(static_cast<float>(count)), V::loadf(kLaneNumbers), s, none);
 }
 
-// What a query has seen so far. Shares of later blocks are relative to a larger maximum.
+// What the queries of a tile have seen so far: shares of later blocks are relative to larger maxima.
 struct Seen {
-  float most = -__builtin_inff(), sum = 0;
+  alignas(64) float most[xq::kAttentionRows], sum[xq::kAttentionRows];
 };
 
 // Scores of a query to `keys` keys, of which it may see the first `visible`, are scaled and masked where they lie.
@@ -104,15 +97,13 @@ XQ_INLINE inline float greatest_score(const float* scores, int64_t visible) {
 }
 
 // Scores of a query become shares: those of keys beyond the visible ones 0. Returns their sum.
-template <class V, bool MASKED, bool SHORT, class Put>
+template <class V, bool SHORT, class Put>
 XQ_INLINE inline float shares_of(const float* scores, int64_t keys, int64_t visible, float factor, float most, const Put& put) {
   using F = typename V::F;
-  const F times = V::setf(factor), less = V::setf(MASKED ? most : -most * factor);
+  const F times = V::setf(factor), less = V::setf(most);
   F sums[2] = {V::setf(0), V::setf(0)};
-  // Masks add amounts as large as floats come, which multiplied would be infinite; equal ones are equal once subtracted.
-  const auto power = [&](F x) XQ_INLINE {
-    return power_of_two<V, SHORT>(MASKED ? V::mul(V::sub(x, less), times) : V::fma(x, times, less));
-  };
+  // Scores may be as large as floats come: multiplied first, they would be infinite, and equal ones not equal.
+  const auto power = [&](F x) XQ_INLINE { return power_of_two<V, SHORT>(V::mul(V::sub(x, less), times)); };
   const auto pair = [&](int64_t k, F a, F b) XQ_INLINE {
     a = power(a), b = power(b);
     sums[0] = V::add(sums[0], a), sums[1] = V::add(sums[1], b);
@@ -128,19 +119,19 @@ XQ_INLINE inline float shares_of(const float* scores, int64_t keys, int64_t visi
   return V::total(V::add(sums[0], sums[1]));
 }
 
-// Scores of a query, the greatest of which is known, become shares, which `put` takes. Returns what earlier shares must be
+// Takes in the greatest scores of a block. `base` gets what its shares are relative to, `before` what earlier shares must be
 // multiplied by.
-template <class V, bool MASKED, bool SHORT, class Put>
-XQ_INLINE inline float softmax_row(const float* scores, int64_t keys, int64_t visible, float scale, float block_most,
-                                     Seen& seen, const Put& put) {
-  const float before = seen.most;
-  if (block_most > before) seen.most = block_most;
-  // Where nothing has been seen, minus infinity less itself would be no number.
-  const float base = seen.most == -__builtin_inff() ? 0.0f : seen.most;
-  const float sum = shares_of<V, MASKED, SHORT>(scores, keys, visible, scale * kLog2e, base, put);
-  const float factor = before == seen.most || before == -__builtin_inff() ? 1.0f : exponential_of<V>((before - seen.most) * scale);
-  seen.sum = seen.sum * factor + sum;
-  return factor;
+template <class V>
+XQ_INLINE inline void take_maxima(const float* block_most, float scale, Seen& seen, float* base, float* before) {
+  const auto none = V::setf(-__builtin_inff()), factor = V::setf(scale);
+  for (int64_t m = 0; m < xq::kAttentionRows; m += V::kLanes) {
+    const auto was = V::loadf(seen.most + m), most = V::max(V::loadf(block_most + m), was);  // `was` beside what is no number
+    // Where nothing has been seen, minus infinity less itself would be no number.
+    const auto from = V::if_greater(most, none, most, V::setf(0));
+    V::store_floats(seen.most + m, most, V::kLanes);
+    V::store_floats(base + m, from, V::kLanes);
+    V::store_floats(before + m, exponential<V>(V::mul(V::sub(was, from), factor)), V::kLanes);
+  }
 }
 
 // 32-bit elements of kLanes rows, transposed.
@@ -156,14 +147,14 @@ XQ_INLINE inline void transpose_words(typename V::I rows[V::kLanes]) {
   });
 }
 
-// C[ROWS][VECS vectors] = A B, or + A B.
+// C[ROWS][VECS vectors] = A B, or A B + before C, by rows.
 template <class V, int ROWS, int VECS>
 XQ_INLINE inline void float_product_tile(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                                         int64_t ldc, bool add) {
+                                         int64_t ldc, const float* before) {
   using F = typename V::F;
   F acc[ROWS * VECS];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE {
-    acc[i] = add ? V::loadf(c + i / VECS * ldc + i % VECS * V::kLanes) : V::setf(0);
+    acc[i] = before ? V::mul(V::loadf(c + i / VECS * ldc + i % VECS * V::kLanes), V::setf(before[i / VECS])) : V::setf(0);
   });
   for (int64_t k = 0; k < depth; ++k, b += ldb) {
     F right[VECS];
@@ -203,7 +194,7 @@ XQ_INLINE inline void each_tile(int64_t rows, const Tile& tile) {
 template <class V>
 struct FloatProducts {
   using Share = float;
-  static constexpr bool kShort = false, kInPlace = true;
+  static constexpr bool kInPlace = true, kScaledValues = false;
   // Sums that keep both multipliers busy while the operands of the next ones are loaded, and fit the registers.
   static constexpr int kRows = V::kLanes == 8 ? 6 : 8;
   static constexpr int64_t kColumns = 2 * V::kLanes;
@@ -248,23 +239,26 @@ struct FloatProducts {
     const auto columns = [&](auto vecs, int64_t c) XQ_INLINE {
       each_tile<kRows>(rows, [&](int64_t r, auto count) XQ_INLINE {
         float_product_tile<V, count(), vecs()>(t.size, q.at + r * q.stride, q.stride, b + c * width, kColumns,
-                                               out + r * stride + c, stride, false);
+                                               out + r * stride + c, stride, nullptr);
       });
     };
     int64_t c = 0;
     for (; c + V::kLanes < keys; c += kColumns) columns(Count<2>(), c);
     if (c < keys) columns(Count<1>(), c);
   }
-  static void put(Share* to, typename V::F a, typename V::F b) {
-    V::store_floats(to, a, V::kLanes), V::store_floats(to + V::kLanes, b, V::kLanes);
+  static float shares(const float* scores, int64_t keys, int64_t visible, float factor, float most, Share* to) {
+    return shares_of<V, false>(scores, keys, visible, factor, most, [&](int64_t k, auto a, auto b) XQ_INLINE {
+      V::store_floats(to + k, a, V::kLanes), V::store_floats(to + k + V::kLanes, b, V::kLanes);
+    });
   }
   static void values(const xq::HeadTask& t, const Share* shares, int64_t stride, int64_t rows, const void* v, int64_t first,
-                     int64_t keys, float* out, bool add) {
+                     int64_t keys, float* out, const float* before) {
     const int64_t width = padded(t.size);
     const auto* b = static_cast<const float*>(v) + first * kColumns;
     for (int64_t c = 0; c < width; c += kColumns, b += t.keys * kColumns)
       each_tile<kRows>(rows, [&](int64_t r, auto count) XQ_INLINE {
-        float_product_tile<V, count(), 2>(keys, shares + r * stride, stride, b, kColumns, out + r * width + c, width, add);
+        float_product_tile<V, count(), 2>(keys, shares + r * stride, stride, b, kColumns, out + r * width + c, width,
+                                         before ? before + r : nullptr);
       });
   }
 };
@@ -313,20 +307,21 @@ inline int64_t first_keys(const xq::HeadTask& t, int64_t head) {
 // A tile of at most kAttentionRows queries, the first of which is number `first`.
 template <class V, class P>
 void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, int64_t first_keys, const AttentionScratch<P>& at) {
-  Seen seen[xq::kAttentionRows];
+  Seen seen;
+  for (int64_t m = 0; m < xq::kAttentionRows; ++m) seen.most[m] = -__builtin_inff(), seen.sum[m] = 0;
   const int64_t width = P::padded(t.size);
   const float* q = t.q + head * t.q_head + first * t.q_stride;
   const auto queries = P::queries(t, q, t.q_stride, rows, at.queries);
   const int64_t seen_keys = first_keys < 0 ? t.keys : first_keys;
   const int64_t last = t.causal ? xq::min64(seen_keys, first + rows + t.past) : seen_keys;
+  // A score of minus infinity is no number once it is multiplied by a scale of 0, and none is hidden by a negative one.
+  const bool plain = first_keys >= 0 && t.scale > 0;
   bool any = false;
   for (int64_t k = 0; k < last; k += xq::kAttentionKeys) {
     const int64_t keys = xq::min64(xq::kAttentionKeys, last - k), whole = xq::round_up(keys, 32);
     P::scores(t, queries, rows, at.keys, k, keys, at.scores, at.stride);
-    // A score of minus infinity is no number once it is multiplied by a scale of 0, and none is hidden by a negative one.
-    const bool plain = first_keys >= 0 && t.scale > 0;
     const auto seen_by = [&](int64_t query) { return t.causal ? xq::min64(keys, query + 1 + t.past - k) : keys; };
-    float most[xq::kAttentionRows];
+    alignas(64) float most[xq::kAttentionRows] = {}, base[xq::kAttentionRows], before[xq::kAttentionRows];
     // First of all queries: each number is the end of a chain, and chains of several run side by side.
     for (int64_t m = 0; m < rows; ++m) {
       const int64_t query = first + m, visible = seen_by(query), cell = head * t.mask_head + query * t.mask_query + k;
@@ -337,27 +332,25 @@ void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, in
       if (!plain) most[m] = masked_scores<V>(scores, whole, visible, t.scale, mask);
       else most[m] = visible > 0 ? greatest_score<V>(scores, visible) : -__builtin_inff();
     }
+    const float factor = plain ? t.scale : 1.0f;  // masked scores have theirs already
+    take_maxima<V>(most, factor, seen, base, before);
     for (int64_t m = 0; m < rows; ++m) {
       typename P::Share* shares = at.shares + m * at.stride;
-      const auto put = [&](int64_t i, auto a, auto b) XQ_INLINE { P::put(shares + i, a, b); };
       const float* scores = at.scores + m * at.stride;
-      const float before =
-          plain ? softmax_row<V, false, P::kShort>(scores, whole, seen_by(first + m), t.scale, most[m], seen[m], put)
-                : softmax_row<V, true, P::kShort>(scores, whole, whole, 1.0f, most[m], seen[m], put);
-      if (any && before != 1.0f)
-        for (int64_t d = 0; d < width; d += V::kLanes) {
-          float* o = at.out + m * width + d;
-          V::store_floats(o, V::mul(V::loadf(o), V::setf(before)), V::kLanes);
-        }
+      const float sum = P::shares(scores, whole, plain ? seen_by(first + m) : whole, factor * kLog2e, base[m], shares);
+      seen.sum[m] = seen.sum[m] * before[m] + sum;
     }
-    P::values(t, at.shares, at.stride, rows, at.values, k, keys, at.out, any);
+    P::values(t, at.shares, at.stride, rows, at.values, k, keys, at.out, any ? before : nullptr);
     any = true;
   }
   for (int64_t m = 0; m < rows; ++m) {
     float* out = t.out + head * t.size + (first + m) * t.out_stride;
-    const auto share = V::setf(seen[m].sum == 0 ? 0.0f : 1.0f / seen[m].sum);
-    for (int64_t d = 0; d < t.size; d += V::kLanes)
-      V::store_floats(out + d, any ? V::mul(V::loadf(at.out + m * width + d), share) : V::setf(0), t.size - d);
+    const auto share = V::setf(seen.sum[m] == 0 ? 0.0f : 1.0f / seen.sum[m]);
+    for (int64_t d = 0; d < t.size; d += V::kLanes) {
+      auto x = any ? V::mul(V::loadf(at.out + m * width + d), share) : V::setf(0);
+      if constexpr (P::kScaledValues) x = V::mul(x, P::value_scales(at.values, d));
+      V::store_floats(out + d, x, t.size - d);
+    }
   }
 }
 

@@ -8,7 +8,7 @@ namespace {
 template <class V>
 struct Bfloat16Operands {
   using Share = uint16_t;  // bfloat16
-  static constexpr bool kShort = true, kInPlace = false;
+  static constexpr bool kInPlace = false, kScaledValues = false;
 
   static int64_t padded(int64_t size) { return xq::round_up(size, 32); }
   static int64_t key_bytes(int64_t keys, int64_t size) { return keys * padded(size) * 2; }
@@ -58,7 +58,11 @@ struct Bfloat16Operands {
         _mm512_storeu_si512(out, i < rows ? row_at(q + i * q_stride + d, t.size - d) : _mm512_setzero_si512());
     return {static_cast<const uint8_t*>(to), padded(t.size) * 2};
   }
-  static void put(Share* to, __m512 a, __m512 b) { _mm512_storeu_si512(to, rounded(a, b)); }
+  static float shares(const float* scores, int64_t keys, int64_t visible, float factor, float most, Share* to) {
+    return shares_of<V, true>(scores, keys, visible, factor, most, [&](int64_t k, __m512 a, __m512 b) XQ_INLINE {
+      _mm512_storeu_si512(to + k, rounded(a, b));
+    });
+  }
 };
 
 }  // namespace

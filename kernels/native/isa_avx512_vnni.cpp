@@ -5,6 +5,7 @@
 #include "vec512.h"
 
 #include "attention.h"
+#include "code_attention.h"
 #include "depthwise.h"
 #include "dense.h"
 #include "grouped.h"
@@ -21,6 +22,7 @@ using V = Vec512<true, false>;
 const IsaKernels kAvx512Vnni = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, winograd<V>};
 const RowKernels kAvx512VnniRows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}, one_query<V, float>, kCodes<V>};
+const CodeAttention kAvx512VnniCodeAttention = kCodeAttention<V>;
 }  // namespace xq
 
 XQ_TARGET_END

@@ -60,8 +60,9 @@ XQ_API void xq_rows_run(const xq_rows* op, int phase, int64_t begin, int64_t end
 // and `past` more. With `hidden` no query of a batch sees the first so many keys: padding in front, in place of a mask.
 // A query that sees no key gives 0. Heads of queries share heads of keys in order: heads / kv_heads each.
 //
-// Products are taken in float32, or in bfloat16 with sums in float32 where that is faster; softmax
-// is in float32. Results do not depend on the number of threads; they do differ, by rounding, between levels.
+// Products are taken in float32, or where that is faster in bfloat16 with sums in float32, or, of many keys, in codes of 8
+// and 16 bits with sums in int32; softmax is in float32, but of codes its shares have 12 bits. Results do not depend on the
+// number of threads; they do differ, by rounding, between levels.
 //
 // With `starts` batches have numbers of tokens of their own, queries and keys are the most of them, and the rows of all
 // lie one behind another: those of batch n, of q, k, v, out and of the keys of a mask, from starts[n] to starts[n + 1].
@@ -93,6 +94,8 @@ typedef struct xq_attention {
 XQ_API int xq_attention_check(const xq_attention* op);
 // Whether an ISA level multiplies in bfloat16 here, which has 8 bits, rather than in float32.
 XQ_API int xq_attention_in_bfloat16(int isa);
+// From how many keys on an ISA level multiplies codes here, if queries are many; 0: never.
+XQ_API int64_t xq_attention_coded_keys(int isa);
 XQ_API size_t xq_attention_scratch(const xq_attention* op);  // bytes for each running thread
 XQ_API int64_t xq_attention_items(const xq_attention* op);
 XQ_API void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* scratch);

@@ -113,7 +113,7 @@ void query_heads(const xq::QueryTask<T>& t, int64_t head, float* scores) {
       }
       V::store_floats(shares + k, a, V::kLanes), V::store_floats(shares + k + V::kLanes, b, V::kLanes);
     };
-    factors[h] = 1 / shares_of<V, false, false>(shares, t.keys, t.keys, kLog2e, most, put);
+    factors[h] = 1 / shares_of<V, false>(shares, t.keys, t.keys, kLog2e, most, put);
   }
   constexpr int64_t kStep = 4 * V::kLanes;
   int64_t d = 0;

@@ -48,6 +48,13 @@ struct AttentionKernel {
   size_t (*scratch)(int64_t keys, int64_t size);
 };
 
+// The same by codes, for the heads that these serve: `run` says whether it did. Fewer keys are not worth asking for.
+struct CodeAttention {
+  bool (*run)(const HeadTask&, void* scratch);
+  size_t (*scratch)(int64_t keys, int64_t size);
+  int64_t fewest_keys;
+};
+
 // One query a head, of the heads that share one head of keys, of which there is at least one. Keys and values are floats,
 // or codes of 8 bits with a scale each. Strides in elements.
 template <class T>
@@ -88,6 +95,7 @@ struct RowKernels {
 extern const RowKernels kAvx2Rows, kAvxVnniRows, kAvx512Rows, kAvx512VnniRows, kAmxRows;
 // Of bfloat16, where AMX or AVX-512 has that.
 extern const AttentionKernel kAmxBf16Attention, kAvx512Bf16Attention;
+extern const CodeAttention kAvx512VnniCodeAttention;
 
 static inline const RowKernels& row_kernels_of(int isa) {
   switch (isa) {

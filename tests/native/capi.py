@@ -307,6 +307,7 @@ class Library:
         self.lib.xq_rows_items.restype = ctypes.c_int64
         self.lib.xq_attention_scratch.restype = ctypes.c_size_t
         self.lib.xq_attention_items.restype = ctypes.c_int64
+        self.lib.xq_attention_coded_keys.restype = ctypes.c_int64
         self.lib.xq_one_query_scratch.restype = ctypes.c_size_t
         self.lib.xq_one_query_items.restype = ctypes.c_int64
         self.lib.xq_one_query_run.argtypes = [
