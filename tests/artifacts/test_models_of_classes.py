@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,24 @@ def test_a_configuration_runs_nothing(change: Any, message: str) -> None:
     change(manifest["model"])
     with pytest.raises(ArtifactError, match=message):
         loaded_from(assembled(manifest, header, tensors))
+
+
+def test_a_class_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a torchaudio was built beside another torch."""
+    data = to_bytes(x86quant.to_dynamic(bert()[0]))
+    package = sys.modules["transformers"]
+    before = type(package).__getattr__
+
+    def broken(self: Any, name: str) -> Any:
+        if name != "BertModel":
+            return before(self, name)
+        cause = OSError("Could not load this library: _torchaudio.so")
+        raise ModuleNotFoundError("Could not import module 'BertModel'.") from cause
+
+    monkeypatch.delitem(package.__dict__, "BertModel", raising=False)
+    monkeypatch.setattr(type(package), "__getattr__", broken)
+    with pytest.raises(ArtifactError, match=r"cannot import its BertModel: OSError: .*_torchaudio"):
+        loaded_from(data)
 
 
 class Counting(nn.Module):

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from x86quant.dynamic.experts import open_experts
-from x86quant.errors import ArtifactError
+from x86quant.errors import ArtifactError, first_line
 from x86quant.terminal.silence import silent
 
 #: Entries that make transformers fetch code or weights, at any depth.
@@ -31,12 +31,17 @@ _FORBIDDEN = frozenset(
 _ATTENTIONS = ("eager", "sdpa", "flex_attention")
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
 _MAX_DEPTH = 16
+#: What transformers raises once it is asked for a class that lacks what it needs.
+_IMPORT_ERRORS = (ImportError, RuntimeError)
 
 
 def is_one(model: nn.Module) -> bool:
     """Whether transformers itself can make a model of the class of ``model`` from its config."""
     package = sys.modules.get("transformers")
-    return package is not None and _find(package, type(model).__name__) is type(model)
+    try:
+        return package is not None and _find(package, type(model).__name__) is type(model)
+    except _IMPORT_ERRORS:
+        return False
 
 
 def write(model: nn.Module, classes: dict[str, str]) -> dict[str, Any] | None:
@@ -105,7 +110,13 @@ def build(name: str, config: object, device: str) -> nn.Module:
             f"load(path, model=...) such a model"
         )
     transformers: Any = importlib.import_module("transformers")
-    cls = _find(transformers, name)
+    try:
+        cls = _find(transformers, name)
+    except _IMPORT_ERRORS as error:
+        raise ArtifactError(
+            f"this transformers {transformers.__version__} cannot import its {name}: "
+            f"{first_line(error.__cause__ or error)}"
+        ) from error
     if cls is None:
         raise ArtifactError(
             f"this transformers {transformers.__version__} has no model class {name[:80]!r}"
@@ -126,13 +137,14 @@ def build(name: str, config: object, device: str) -> nn.Module:
 
 
 def _find(package: Any, name: str) -> Any | None:
-    """The model class ``name`` of transformers, or None."""
+    """The model class ``name`` of transformers, or None.
+
+    Raises:
+        ImportError, RuntimeError: there is one, which lacks what it needs.
+    """
     if not name.isidentifier() or not isinstance(package.__dict__.get("__all__", ()), list | tuple):
         return None
-    try:
-        found, base = getattr(package, name, None), package.PreTrainedModel
-    except (ImportError, RuntimeError):  # it imports lazily, and may lack what it needs
-        return None
+    found, base = getattr(package, name, None), package.PreTrainedModel
     is_model = isinstance(found, type) and issubclass(found, base) and found is not base
     if not is_model or not found.__module__.startswith("transformers.models."):
         return None
