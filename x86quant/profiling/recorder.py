@@ -49,7 +49,7 @@ class Recorder:
         plans: the plans of the native segments that run.
 
     Raises:
-        InvalidInputError: an input is empty, or no step of ``model`` runs in int8.
+        InvalidInputError: all inputs are empty, or no step of ``model`` runs in int8.
     """
 
     def __init__(
@@ -60,8 +60,9 @@ class Recorder:
     ) -> None:
         self._inputs, self._kwargs = tuple(inputs), dict(kwargs or {})
         values = (*self._inputs, *self._kwargs.values())
-        if any(isinstance(x, torch.Tensor) and not x.numel() for x in values):
-            raise InvalidInputError("an input is empty: nothing native runs for it")
+        given = [x.numel() for x in values if isinstance(x, torch.Tensor)]
+        if given and not any(given):
+            raise InvalidInputError("all inputs are empty: nothing native runs for them")
         self._model = model
         self._log = RunLog()
         model(*self._inputs, **self._kwargs)  # what torch has to run is known after that

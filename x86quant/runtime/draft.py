@@ -241,7 +241,7 @@ def place_cats(graph: Graph, shapes: Mapping[Node, Any]) -> dict[Node, Placement
             size = shapes[x][dim]
             same = qparams == [kwargs["out_scale"], kwargs["out_zp"]]
             once = kwargs["xs"].count(x) == 1
-            if same and once and is_op(x) and x not in placements:
+            if same and once and size and is_op(x) and x not in placements:
                 placements[x] = Placement(cat, dim, start, size)
             start += size
     return placements

@@ -17,7 +17,7 @@ from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_forms import FORMS
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer, NoNativeFormError, Plan, Value, aligned
-from x86quant.runtime.shapes import infer_shapes
+from x86quant.runtime.shapes import counts_in_nothing, infer_shapes, is_empty
 
 
 def plan_segment(
@@ -65,6 +65,8 @@ def _fill(draft: Draft, inputs: Sequence[Any]) -> None:
             draft[node] = _input(draft, node, next(given), bases)
         elif node.op in ("call_function", "call_method"):
             shape = draft.shapes[node]
+            if is_empty(shape) and counts_in_nothing(node, draft.shapes):
+                continue
             try:
                 if isinstance(shape, torch.Size) and (not shape or not shape.numel()):
                     raise NoKernelError("its tensor is empty or has no dimensions")

@@ -21,6 +21,7 @@ from x86quant.runtime.packs import Packs
 from x86quant.runtime.parts import BatchParts
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.programs import Programs
+from x86quant.runtime.shapes import counts_in_nothing, infer_shapes, is_empty
 
 #: Megabytes of plans that each segment keeps, unless its module says otherwise.
 VARIABLE = "X86QUANT_PLAN_CACHE_MB"
@@ -223,12 +224,18 @@ class Segment(nn.Module):
             return self._plans.get(key, make, threads)
 
     def can_plan(self, inputs: Sequence[Any]) -> bool:
-        """Whether no tensor is empty but those of which any number of elements will do."""
+        """Whether no tensor is empty but those that count in nothing, or whose size is open."""
         are_open = self._are_open(inputs)
-        return all(
+        if all(
             o or not isinstance(x, torch.Tensor) or x.numel() > 0
             for o, x in zip(are_open, inputs, strict=True)
-        )
+        ):
+            return True
+        try:
+            shapes = infer_shapes(self.graph_module, inputs)
+        except (RuntimeError, ValueError, IndexError):  # torch says what does not fit
+            return False
+        return all(counts_in_nothing(n, shapes) for n in shapes if is_empty(shapes[n]))
 
     def open_inputs(self, inputs: Sequence[Any]) -> list[Node]:
         """The placeholders of those inputs of which any number of elements will do."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from x86quant.lowering.graph_tools import attribute, op_called
+from x86quant.lowering.graph_tools import attribute, is_op, op_called
 from x86quant.runtime import layout
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms import FORMS
@@ -22,6 +22,23 @@ def infer_shapes(graph_module: GraphModule, inputs: Sequence[Any]) -> dict[Node,
         RuntimeError, ValueError, IndexError: an op of the graph cannot take what it gets.
     """
     return _Shapes(graph_module).of_all(inputs)
+
+
+def is_empty(shape: Any) -> bool:
+    """Whether this is the size of a tensor without elements."""
+    return isinstance(shape, torch.Size) and shape.numel() == 0
+
+
+def counts_in_nothing(node: Node, shapes: Mapping[Node, Any]) -> bool:
+    """Whether an empty value is read by what is empty too and by concatenations alone.
+
+    An input may be asked for its sizes, too.
+    """
+    asked = {u for u in node.users if u in shapes and not isinstance(shapes[u], torch.Size)}
+    if asked and node.op != "placeholder":
+        return False
+    read = node.users.keys() - asked
+    return all(is_empty(shapes.get(user)) or is_op(user, "cat") for user in read)
 
 
 class _Shapes(KnownSizes):

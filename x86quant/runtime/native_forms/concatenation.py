@@ -23,6 +23,8 @@ def _cat(draft: Draft, node: Node) -> Value:
     start = 0
     qparams = zip(kwargs["x_scales"], kwargs["x_zps"], strict=True)
     for x_node, (scale, zero_point) in zip(kwargs["xs"], qparams, strict=True):
+        if not draft.shapes[x_node].numel():
+            continue
         x = draft.value(x_node)
         part = Value(whole.buffer, whole.meta.narrow(dim, start, x.shape[dim]))
         start += x.shape[dim]
