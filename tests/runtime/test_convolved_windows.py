@@ -1,0 +1,53 @@
+"""Convolutions that give floats read windows of every kind as torch does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import x86quant
+from tests.torch_threads import threads_of
+from x86quant.compiled.module import CompiledModule
+from x86quant.lowering.graph_tools import is_op
+
+
+def _any_layer(seed: int) -> tuple[nn.Module, torch.Tensor]:
+    """Lines of 1 to 320 bytes, borders that lie outside of the image, steps and gaps."""
+    draw = random.Random(seed)
+    dims = draw.choice([1, 2, 2, 3])
+    channels = draw.choice([1, 2, 3, 5, 8, 16, 20, 40, 64])
+    kernel = [draw.choice([1, 2, 3, 5]) for _ in range(dims)]
+    stride = [draw.choice([1, 1, 2, 3]) for _ in range(dims)]
+    dilation = [draw.choice([1, 1, 2]) for _ in range(dims)]
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    padding = [draw.randint(0, r // 2) for r in reach]
+    sizes = [r + draw.choice([0, 3, 12]) for r in reach]
+    layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    torch.manual_seed(seed)
+    made = layer(channels, draw.choice([1, 2, 17]), kernel, stride, padding, dilation).eval()
+    return made, torch.randn(draw.choice([1, 2, 3]), channels, *sizes)
+
+
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_windows_are_those_of_torch(seed: int) -> None:
+    model, x = _any_layer(seed)
+    made = x86quant.quantize(model, [(x,)], progress=False, speed_check=False, effort="fast")
+    for part in (m for m in made.modules() if isinstance(m, CompiledModule)):
+        assert any(is_op(n, "conv_real") for n in part.graph_module.graph.nodes)
+        with torch.no_grad(), threads_of(1 + seed % 2):
+            (wanted,) = torch.utils._pytree.tree_leaves(part.graph_module(x))
+            torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_more_pixels_than_a_block_need_no_copies() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(16, 3, 1).eval(), torch.randn(2, 16, 70, 70)
+    made = x86quant.quantize(model, [(x,)], progress=False, speed_check=False)
+    (part,) = (m for m in made.modules() if isinstance(m, CompiledModule))
+    for threads in (1, 2):
+        with torch.no_grad(), threads_of(threads):
+            (wanted,) = torch.utils._pytree.tree_leaves(part.graph_module(x))
+            torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
