@@ -31,7 +31,7 @@ def _any_layer(seed: int) -> tuple[nn.Module, torch.Tensor]:
     return made, torch.randn(draw.choice([1, 2, 3]), channels, *sizes)
 
 
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.parametrize("seed", range(300, 360))
 def test_windows_are_those_of_torch(seed: int) -> None:
     model, x = _any_layer(seed)
     made = x86quant.quantize(model, [(x,)], progress=False, speed_check=False, effort="fast")
