@@ -31,15 +31,20 @@ def _any_layer(seed: int) -> tuple[nn.Module, torch.Tensor]:
     return made, torch.randn(draw.choice([1, 2, 3]), channels, *sizes)
 
 
-@pytest.mark.parametrize("seed", range(300, 360))
-def test_windows_are_those_of_torch(seed: int) -> None:
-    model, x = _any_layer(seed)
-    made = x86quant.quantize(model, [(x,)], progress=False, speed_check=False, effort="fast")
-    for part in (m for m in made.modules() if isinstance(m, CompiledModule)):
-        assert any(is_op(n, "conv_real") for n in part.graph_module.graph.nodes)
-        with torch.no_grad(), threads_of(1 + seed % 2):
-            (wanted,) = torch.utils._pytree.tree_leaves(part.graph_module(x))
-            torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
+@pytest.mark.filterwarnings("ignore:this is the float model")
+def test_windows_are_those_of_torch() -> None:
+    """Layers with few results may be too inaccurate in int8 to be in it, but not many are."""
+    compared = 0
+    for seed in range(60):
+        model, x = _any_layer(seed)
+        made = x86quant.quantize(model, [(x,)], progress=False, speed_check=False, effort="fast")
+        for part in (m for m in made.modules() if isinstance(m, CompiledModule)):
+            assert any(is_op(n, "conv_real") for n in part.graph_module.graph.nodes)
+            with torch.no_grad(), threads_of(1 + seed % 2):
+                (wanted,) = torch.utils._pytree.tree_leaves(part.graph_module(x))
+                torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
+            compared += 1
+    assert compared >= 50
 
 
 def test_more_pixels_than_a_block_need_no_copies() -> None:
