@@ -65,7 +65,7 @@ SHORT = {
     "EPYC-Milan": (
         f"{_LEGAL}[groupwise 4]",
         _COMPUTES,
-        "tests/dynamic/test_dynamic.py::test_stock_kernels_take_one_row_and_agree_within_a_step",
+        "tests/dynamic/test_linear_layers.py::test_stock_kernels_take_one_row_and_agree_within_a_step",
         "tests/stock/test_qconfig.py::test_stock_onednn_mapping_raises_on_conv_transpose[1]",
         "tests/artifacts/test_same_answers.py",
     ),
