@@ -106,7 +106,7 @@ def exported_once(
     Raises:
         UnsupportedError: it cannot be exported; the cause is what torch.export raised.
     """
-    example = leaves if whole else two_rows(leaves)
+    example = leaves if whole or sizes is no_size else two_rows(leaves)
     flat_form = FlatCall(module, form, hooks=whole)
     try:
         with symbolic_config.patch(backed_size_oblivious=whole):  # type: ignore[attr-defined]

@@ -226,14 +226,17 @@ class Segment(nn.Module):
     def can_plan(self, inputs: Sequence[Any]) -> bool:
         """Whether no tensor is empty but those that count in nothing, or whose size is open."""
         are_open = self._are_open(inputs)
-        if all(
-            o or not isinstance(x, torch.Tensor) or x.numel() > 0
+        empty = [
+            isinstance(x, torch.Tensor) and not o and x.numel() == 0
             for o, x in zip(are_open, inputs, strict=True)
-        ):
+        ]
+        if not any(empty):
             return True
+        if all(e for e, x in zip(empty, inputs, strict=True) if isinstance(x, torch.Tensor)):
+            return False  # as where a batch has no samples
         try:
             shapes = infer_shapes(self.graph_module, inputs)
-        except (RuntimeError, ValueError, IndexError):  # torch says what does not fit
+        except (RuntimeError, ValueError, IndexError, TypeError):  # torch says what does not fit
             return False
         return all(counts_in_nothing(n, shapes) for n in shapes if is_empty(shapes[n]))
 

@@ -274,7 +274,14 @@ def _graph(
                 return _proved(module, known, leaves, mine, padding_unread)
     traced = ops_from_export(module, form, leaves)
     others.append(traced)
-    return _proved(module, traced, leaves, mine, padding_unread)
+    graph = _proved(module, traced, leaves, mine, padding_unread)
+    if graph.guard.refusal(leaves) is None:
+        return graph
+    # Free sizes are traced with two rows, and some code holds for so many alone.
+    with contextlib.suppress(UnsupportedError):
+        traced = ops_from_export(module, form, leaves, free=False)
+        return _proved(module, traced, leaves, mine, padding_unread)
+    return graph
 
 
 def _proved(

@@ -1,0 +1,43 @@
+"""Models whose code holds for one number of rows have graphs for the calls that are made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from x86quant.calling.call import Call
+from x86quant.compiled.block_graphs import BlockGraphs, tensors_for
+from x86quant.dynamic import to_dynamic
+from x86quant.quantization.graphs.fused_blocks import with_block_graphs
+
+
+class _ReadsRows(nn.Module):
+    """It makes a Python number of how many rows there are, which fixes them while it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = int(x.shape[0])
+        out: torch.Tensor = self.block(x) + torch.arange(rows).reshape(rows, 1, 1)
+        return out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_graph_holds_for_the_calls_that_are_made(rows: int) -> None:
+    torch.manual_seed(0)
+    model, x = _ReadsRows().eval(), torch.randn(rows, 6, 32)
+    fast = to_dynamic(model)
+    # Of other sizes, too, as ``quantize`` tries them: two rows are what free sizes are traced with.
+    (note,) = with_block_graphs(fast, [Call((x,)), Call((torch.randn(2, 6, 32),))])
+    assert "the whole model" in note
+    forward = vars(fast)["forward"]
+    assert isinstance(forward, BlockGraphs)
+    (graph,) = forward.graphs
+    assert tensors_for(graph, (x,), {}) is not None
+    assert (fast(x) - model(x)).abs().max() < 0.1
+    other = torch.randn(4, 6, 32)
+    assert (fast(other) - model(other)).abs().max() < 0.1
