@@ -36,13 +36,14 @@ const AttentionKernel& kernel_of(int isa) {
   return row_kernels_of(isa).attention;
 }
 
-// Attention by codes, where a level has it and nothing faster; null elsewhere.
-const CodeAttention* codes_of(int isa) {
-  return isa >= XQ_ISA_AVX512_VNNI && &kernel_of(isa) != &kAmxBf16Attention ? &kAvx512VnniCodeAttention : nullptr;
-}
-
 // Fewer queries are not worth making codes of the keys.
 constexpr int64_t kFewestCodedQueries = 32;
+
+// Attention by codes, where a level has it and nothing faster, and queries are many; null elsewhere.
+const CodeAttention* codes_of(int isa, int64_t queries) {
+  if (isa < XQ_ISA_AVX512_VNNI || queries < kFewestCodedQueries || &kernel_of(isa) == &kAmxBf16Attention) return nullptr;
+  return &kAvx512VnniCodeAttention;
+}
 
 int64_t query_parts(const xq_attention& op) {
   const int64_t heads = max64(op.batch * op.kv_heads, 1);
@@ -56,9 +57,8 @@ constexpr int64_t kFewQueries = 8;
 int64_t kernel_floats(const xq_attention& op) {
   if (op.isa == XQ_ISA_REFERENCE) return 0;
   size_t bytes = kernel_of(op.isa).scratch(op.keys, op.size);
-  const CodeAttention* codes = codes_of(op.isa);
-  if (codes && op.queries >= kFewestCodedQueries && op.keys >= codes->fewest_keys)
-    bytes = std::max(bytes, codes->scratch(op.keys, op.size));
+  const CodeAttention* codes = codes_of(op.isa, op.queries);
+  if (codes && op.keys >= codes->fewest_keys) bytes = std::max(bytes, codes->scratch(op.keys, op.size));
   return round_up(static_cast<int64_t>(bytes), 64) / 4;
 }
 
@@ -144,7 +144,7 @@ int xq_attention_in_bfloat16(int isa) {
 }
 
 int64_t xq_attention_coded_keys(int isa) {
-  const CodeAttention* codes = codes_of(isa);
+  const CodeAttention* codes = codes_of(isa, kFewestCodedQueries);
   return codes ? codes->fewest_keys : 0;
 }
 
@@ -212,7 +212,7 @@ void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* 
     t.causal = op->causal, t.scale = op->scale;
     t.out_stride = op->heads * op->size;
     t.out = op->out + (op->starts ? op->starts[n] : n * op->queries) * t.out_stride + head * op->size;
-    const CodeAttention* codes = op->isa == XQ_ISA_REFERENCE || queries < kFewestCodedQueries ? nullptr : codes_of(op->isa);
+    const CodeAttention* codes = codes_of(op->isa, queries);
     if (op->isa == XQ_ISA_REFERENCE) attention_reference(t);
     else if (!codes || !codes->run(t, scratch)) kernel_of(op->isa).run(t, scratch);
   }

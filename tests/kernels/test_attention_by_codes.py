@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.isa import coded_keys
+from tests.isa import coded_keys, in_bfloat16
 from tests.kernels.row_calls import LEVELS, lib
 from tests.kernels.test_attention_kernels import attend, heads
 from tests.native import capi
@@ -15,7 +15,10 @@ from x86quant.ops.attention import attention
 
 __all__ = ["lib"]
 
-CODED = [isa for isa in LEVELS if coded_keys(isa)]
+_NONE = pytest.param("", marks=pytest.mark.skip(reason="no level multiplies codes on this CPU"))
+at_levels_of_codes = pytest.mark.parametrize(
+    "isa", [isa for isa in LEVELS if coded_keys(isa)] or [_NONE]
+)
 MANY = 300
 
 
@@ -42,8 +45,7 @@ def difference(got: torch.Tensor, want: torch.Tensor, v: torch.Tensor) -> float:
     return float((got - want).abs().max() / v.abs().max())
 
 
-@pytest.mark.skipif(not CODED, reason="no level of this CPU multiplies codes here")
-@pytest.mark.parametrize("isa", CODED)
+@at_levels_of_codes
 @pytest.mark.parametrize(
     "shape", [(1, 32, MANY, 1, 1, 64), (2, 70, 513, 4, 2, 33), (1, 45, 256, 2, 2, 80)], ids=str
 )
@@ -65,8 +67,7 @@ def test_products_are_of_codes(
             assert torch.equal(got, attend(lib, isa, q, k, v, mask, causal, threads=16))
 
 
-@pytest.mark.skipif(not CODED, reason="no level of this CPU multiplies codes here")
-@pytest.mark.parametrize("isa", CODED)
+@at_levels_of_codes
 def test_keys_behind_the_last_that_is_seen_count_in_nothing(lib: capi.Library, isa: str) -> None:
     q, k, v = heads(1, MANY, MANY + 70, 2, 2, 64)
     k[:, MANY:], v[:, MANY:] = 1e6, -1e6
@@ -75,8 +76,7 @@ def test_keys_behind_the_last_that_is_seen_count_in_nothing(lib: capi.Library, i
     assert torch.equal(got, attend(lib, isa, q, k[:, :MANY], v[:, :MANY]))
 
 
-@pytest.mark.skipif(not CODED, reason="no level of this CPU multiplies codes here")
-@pytest.mark.parametrize("isa", CODED)
+@at_levels_of_codes
 def test_what_all_keys_have_in_common_costs_no_precision(lib: capi.Library, isa: str) -> None:
     q, k, v = heads(1, 40, MANY, 2, 2, 64)
     common = 100 * torch.randn(64, generator=torch.Generator().manual_seed(1))
@@ -84,8 +84,7 @@ def test_what_all_keys_have_in_common_costs_no_precision(lib: capi.Library, isa:
     assert difference(got, plain, v) <= 2**-9
 
 
-@pytest.mark.skipif(not CODED, reason="no level of this CPU multiplies codes here")
-@pytest.mark.parametrize("isa", CODED)
+@at_levels_of_codes
 @pytest.mark.parametrize(
     "spoilt",
     [("q", torch.nan), ("k", torch.inf), ("v", torch.nan), ("v", 1e37), ("k", 1e25), ("k", 1e4)],
@@ -107,8 +106,7 @@ def test_heads_that_codes_cannot_say_are_of_floats(
     assert error.max() <= 2**-7 * given["v"][:, :, 1].nan_to_num(0).abs().max()
 
 
-@pytest.mark.skipif(not CODED, reason="no level of this CPU multiplies codes here")
-@pytest.mark.parametrize("isa", CODED)
+@at_levels_of_codes
 def test_equal_keys_and_empty_values(lib: capi.Library, isa: str) -> None:
     q, k, v = heads(1, 40, MANY, 1, 1, 64)
     got = attend(lib, isa, q, torch.zeros_like(k), v)
@@ -126,7 +124,7 @@ def test_equal_keys_and_empty_values(lib: capi.Library, isa: str) -> None:
 def test_few_keys_or_few_queries_are_of_no_codes(lib: capi.Library, isa: str) -> None:
     if isa not in LEVELS:
         pytest.skip(f"this CPU has no {isa}")
-    bound = 2**-18 if isa in ("avx2", "avx512", "avx_vnni") else 2**-7
+    bound = 2**-7 if in_bfloat16(isa) else 2**-18
     for shape in ((1, 31, MANY, 1, 1, 64), (1, 40, 255, 1, 1, 64)):
         q, k, v = heads(*shape)
         want = attention(q, k, v, None, False, 0.2)

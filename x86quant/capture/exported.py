@@ -100,8 +100,9 @@ def exported_once(
     """``module`` as torch.export traces it with the free sizes ``sizes``.
 
     A graph of the ``whole`` of a model has the model's hooks in it, and takes one and zero for
-    sizes like others: no branch for them is taken unseen. Other graphs are
-    of two rows at least, and hold for a single row or column where the proof has seen one.
+    sizes like others: no branch for them is taken unseen. Other graphs with
+    free sizes are of two rows at least, and hold for a single row or column where the proof has
+    seen one.
 
     Raises:
         UnsupportedError: it cannot be exported; the cause is what torch.export raised.
