@@ -1,10 +1,11 @@
 // The loops on floats that need no more of a CPU than AVX2 or AVX-512: lookups, interactions, gates, sums of
-// channels.
+// channels, products.
 #pragma once
 
 #include <string.h>
 
 #include "channel_sums.h"
+#include "float_products.h"
 #include "gates.h"
 #include "lookup.h"
 
@@ -26,6 +27,9 @@ struct FloatLoops {
   void (*lstm_gates)(const xq_lstm_gates&, int64_t begin, int64_t end);
   void (*gru_gates)(const xq_gru_gates&, int64_t begin, int64_t end);
   void (*channel_sums)(const xq_channel_sums&, int64_t begin, int64_t end);
+  void (*product)(const xq_float_product&, int64_t begin, int64_t end);
+  void (*taps)(const xq_float_taps&, int64_t begin, int64_t end);
+  void (*functions)(const xq_float_function*, int64_t how_many, float* values, int64_t count);
 };
 
 extern const FloatLoops kFloatAvx2, kFloatAvx512;

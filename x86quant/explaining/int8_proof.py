@@ -54,7 +54,12 @@ _CLASSES: tuple[tuple[re.Pattern[str], bool], ...] = (
         ),
         True,
     ),
-    (re.compile(r"x86quant::(linear_weight_only|(cached_)?attention(_rows)?)"), False),
+    (
+        re.compile(
+            r"x86quant::(linear_weight_only|float_conv(_codes)?|(cached_)?attention(_rows)?)"
+        ),
+        False,
+    ),
     (re.compile(r"quantized::(?!.*(pack|embedding)).*(conv|linear|matmul|lstm|gru|rnn).*"), True),
     (re.compile(r"_quantized::(?!.*pack).*(conv|linear).*"), True),
     (re.compile(r"onednn::q(conv|linear)(?!_prepack).*"), True),

@@ -102,7 +102,9 @@ def _copied(canonical: GraphModule) -> GraphModule:
 
 
 def computes_in_float(node: Node) -> bool:
-    """Whether ``node`` is a float op of torch: no op of ours, no view, no size."""
+    """Whether ``node`` is a convolution that stays in float, or a float op of torch: no view."""
+    if is_op(node, "float_conv", "float_conv_codes"):
+        return True
     if node.op in ("placeholder", "get_attr", "output") or is_op(node) or lies_as_in_float(node):
         return False
     if is_view(node):

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering.graph_tools import attribute, op_name, own_call
 from x86quant.ops.dynamic import ACTIVATIONS
+from x86quant.ops.float_conv import check_functions
 from x86quant.ops.groups import check_groups
 from x86quant.weight_form import has_groups
 
@@ -31,6 +32,8 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
     "add": ("lut",),
     "conv": ("weight", "weight_scales", "bias", "lut"),
     "conv_real": ("weight", "weight_scale", "bias"),
+    "float_conv": ("weight", "bias"),
+    "float_conv_codes": ("weight", "bias"),
     "group_norm": ("weight", "bias", "lut"),
     "layer_norm": ("weight", "bias"),
     "linear": ("weight", "weight_scales", "bias", "lut"),
@@ -237,13 +240,31 @@ def _check_conv_real(kwargs: Mapping[str, Any], found: _Found) -> None:
 def _conv_weight(kwargs: Mapping[str, Any], found: _Found, *numbers: str) -> torch.Tensor:
     """The weight of a convolution that has ``numbers`` for each of its one to three dimensions."""
     weight = _weight(found)
+    _check_window(kwargs, weight, *numbers)
+    return weight
+
+
+def _check_window(kwargs: Mapping[str, Any], weight: torch.Tensor, *numbers: str) -> None:
     dims = weight.dim() - 2
     if dims not in (1, 2, 3) or not all(weight.shape):
         raise UnsupportedError(f"its weight has the impossible shape {tuple(weight.shape)}")
     for name in numbers:
         if len(kwargs[name]) != dims:
             raise UnsupportedError(f"its {name} must be {dims} numbers")
-    return weight
+
+
+def _check_float_conv(kwargs: Mapping[str, Any], found: _Found) -> None:
+    weight, groups = found["weight"], kwargs["groups"]
+    if weight is None or weight.dtype != torch.float32:
+        raise UnsupportedError(f"its weight must be float32, not {getattr(weight, 'dtype', None)}")
+    _check_window(kwargs, weight, "stride", "padding", "dilation")
+    if groups != 1 and tuple(weight.shape[:2]) != (groups, 1):
+        raise UnsupportedError(f"its weight {tuple(weight.shape)} is not that of {groups} groups")
+    _check_floats("bias", found["bias"], (weight.shape[0],))
+    try:
+        check_functions(kwargs["functions"], kwargs["numbers"])
+    except InvalidInputError as error:
+        raise UnsupportedError(str(error)) from error
 
 
 def _check_conv(kwargs: Mapping[str, Any], found: _Found) -> None:
@@ -302,6 +323,8 @@ _WITH_TENSORS: dict[str, Callable[[Mapping[str, Any], _Found], None]] = {
     "affine": _check_affine,
     "conv": _check_conv,
     "conv_real": _check_conv_real,
+    "float_conv": _check_float_conv,
+    "float_conv_codes": _check_float_conv,
     "group_norm": _check_layer_norm,
     "layer_norm": _check_layer_norm,
     "linear": _check_linear,

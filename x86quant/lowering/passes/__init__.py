@@ -21,6 +21,11 @@ from x86quant.lowering.passes.epilogues import (
     fuse_table,
 )
 from x86quant.lowering.passes.float_attention import lower_attention
+from x86quant.lowering.passes.float_products import (
+    fuse_float_functions,
+    fuse_float_rounding,
+    lower_float_convolution,
+)
 from x86quant.lowering.passes.floats import (
     give_floats,
     keep_float_results,
@@ -77,6 +82,10 @@ PASSES: tuple[Pass, ...] = (
     fold_float_weights,
     fuse_interaction,
     spell_instance_norm,
+    # What stays in float.
+    lower_float_convolution,
+    fuse_float_functions,
+    fuse_float_rounding,
     lay_out_results,
 )
 

@@ -11,6 +11,7 @@ from x86quant.runtime.native_forms import (
     code_rows,
     concatenation,
     float_border,
+    float_conv,
     lookups,
     per_channel,
     pointwise,
@@ -24,8 +25,8 @@ from x86quant.runtime.native_forms import (
 )
 
 _MODULES = (
-    attending, code_rows, concatenation, float_border, lookups, per_channel, pointwise, pooling,
-    recurrent_layer, reordering, rotating, token_rows, upsampling, weighted,
+    attending, code_rows, concatenation, float_border, float_conv, lookups, per_channel, pointwise,
+    pooling, recurrent_layer, reordering, rotating, token_rows, upsampling, weighted,
 )  # fmt: skip
 
 #: By the name of the op.

@@ -1,0 +1,89 @@
+"""Convolutions that stay in float."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.fx import Node
+
+from x86quant.lowering.graph_tools import is_op
+from x86quant.ops.float_conv import FUNCTIONS
+from x86quant.runtime import layout
+from x86quant.runtime.draft import Draft
+from x86quant.runtime.native_form import KnownSizes, NativeForm
+from x86quant.runtime.native_forms.windows import window_of, window_sizes
+from x86quant.runtime.plan import Value, multiply_adds
+from x86quant.runtime.programs import NativeStep, as_image
+
+#: Output channels whose weights lie side by side (``kernels/native/float_products.h``).
+_PANEL = 16
+
+
+def _panels(weight: torch.Tensor) -> torch.Tensor:
+    """The weight [out, C, *kernel] as [panel, tap and channel, _PANEL], in one dimension."""
+    rows = weight.movedim(1, -1).flatten(1)
+    rows = F.pad(rows, (0, 0, 0, -len(rows) % _PANEL))
+    return rows.reshape(-1, _PANEL, rows.shape[1]).movedim(1, -1).contiguous().flatten()
+
+
+def _taps(weight: torch.Tensor) -> torch.Tensor:
+    """The weight [C, 1, *kernel] as [tap, channel], in one dimension."""
+    return weight.flatten(1).t().contiguous().flatten()
+
+
+def _float_conv(draft: Draft, node: Node) -> Value:
+    kwargs: Any = node.kwargs
+    x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
+    weight = draft.table(node, "weight").detach()
+    bias = weight.new_zeros(len(weight))
+    if kwargs["bias"] is not None:
+        bias = draft.table(node, "bias").detach()
+    depthwise = kwargs["groups"] > 1
+    packed, filled = _taps(weight), bias
+    if not depthwise:
+        packed, filled = _panels(weight), F.pad(bias, (0, -len(bias) % _PANEL))
+    rank, codes = x.meta.dim(), is_op(node, "float_conv_codes")
+    order = layout.channels_last_order(rank)
+    # Of floats whose channels are not to be adjacent in the end: they are copied there.
+    in_order = not codes and (rank <= 3 or kwargs["contiguous"])
+    if in_order:
+        out = draft.new(node.name, layout.like(draft.shapes[node], order, torch.float32))
+    else:
+        out = draft.output_of(node, order, torch.uint8 if codes else torch.float32)
+    fields = {
+        "a": as_image(x), "out": as_image(out), "weight": packed, "bias": filled.contiguous(),
+        "depthwise": depthwise, **window_of(kwargs, weight.shape[2:]),
+    }  # fmt: skip
+    if kwargs["functions"]:
+        fields["functions"] = [FUNCTIONS.index(name) for name in kwargs["functions"]]
+        fields["numbers"] = torch.tensor(kwargs["numbers"], dtype=torch.float32)
+    if codes:
+        fields |= {"out_mult": 1.0 / kwargs["out_scale"], "out_zp": kwargs["out_zp"]}
+    draft.add(
+        node, NativeStep("float_conv", fields), [x], out,
+        multiply_adds=multiply_adds(tuple(out.shape), tuple(weight.shape), 0),
+        weight_bytes=weight.nbytes,
+    )  # fmt: skip
+    if not in_order:
+        return out
+    return draft.copy(node, out, draft.output_of(node, range(rank), torch.float32))
+
+
+def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    outputs, channels, *kernel = known.size(kwargs["weight"])
+    x = known.size(kwargs["x"])
+    sizes = window_sizes(known, kwargs, kernel)
+    fits = sizes is not None and x[1] == channels * kwargs["groups"]
+    return [x[0], outputs, *sizes] if fits and sizes is not None else None
+
+
+FORMS = (
+    NativeForm(
+        "float_conv", _sizes, _float_conv,
+        reads=torch.float32, gives=torch.float32, viewed=False,
+    ),
+    NativeForm("float_conv_codes", _sizes, _float_conv, reads=torch.float32),
+)  # fmt: skip
