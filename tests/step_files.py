@@ -57,6 +57,11 @@ STEPS: dict[str, dict[str, Any]] = {
         "pack": {"row_pack": 3}, "a": "image", "out": "at", **_WINDOW, "kernel": [1, 2, 1],
         "padding": [0, 1, 0], "a_scale": 0.5, "a_zp": 3,
     },
+    "float_conv": {
+        "a": "floats", "out": "image", "weight": {"table": "panel"}, "bias": {"table": "eight"},
+        "depthwise": False, **_WINDOW, "kernel": [1, 2, 1], "padding": [0, 1, 0], "out_zp": 3,
+        "dilation": [1, 2, 1], "out_mult": 1.0, "functions": [0, 4], "numbers": {"table": "two"},
+    },
     "pad": {**_OUT, "before": [0] * 3, "mode": 1, "a_zp": 3},
     "strided_copy": {
         "element_size": 4, "sizes": [2, 3], "from": "at", "to": "at", "from_strides": [16, 4],
@@ -145,7 +150,8 @@ def _tables() -> dict[str, torch.Tensor]:
         "order": torch.tensor([2, 0, 3, 1], dtype=torch.int32),
         "w": torch.ones(4, 4, 1, 1, 1, dtype=torch.int8),
         "rw": torch.ones(4, 4, dtype=torch.int8), "gw": torch.ones(16, 4, dtype=torch.int8),
-        "cw": torch.ones(4, 8, dtype=torch.int8),
+        "cw": torch.ones(4, 8, dtype=torch.int8), "panel": torch.ones(8 * 16),
+        "two": torch.ones(2), "taps": torch.ones(2 * 4),
     }  # fmt: skip
 
 
@@ -172,6 +178,17 @@ STEPS["rows, of one scale"] = _without(
     "rows", "scale", "zero_point", scale_of_all=1.0, zero_point_of_all=3
 )
 STEPS["rows, of floats"] = _without("rows", "pack", *_ROWS, x="at")
+STEPS["float_conv, depthwise"] = _without(
+    "float_conv",
+    "out_zp",
+    "out_mult",
+    "functions",
+    "numbers",
+    depthwise=True,
+    out="floats",
+    weight={"table": "taps"},
+    bias={"table": "four"},
+)
 STEPS["attention, causal"] = _without("attention", "mask", "mask_is_bool", "mask_strides", "starts",
                                       causal=True)  # fmt: skip
 STEPS["cached_attention, of floats"] = _without(

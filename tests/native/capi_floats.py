@@ -17,8 +17,10 @@ Integers = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 def _fields(text: str) -> list[tuple[str, Any]]:
-    """Fields as C writes them: ``p rows; l count; i bits``, of pointers, int64 and int32."""
-    types = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int32}
+    """Fields as C writes them: ``p rows; l count; i bits``, of pointers, int64, int32, floats."""
+    types: dict[str, Any] = {
+        "p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float
+    }  # fmt: skip
     return [
         (name, types[group.split()[0]])
         for group in text.split(";")
@@ -66,6 +68,28 @@ class GruGates(ctypes.Structure):
         "p own, hidden; l own_stride, hidden_stride; p before, h; "
         "l before_stride, h_stride, units; i isa"
     )
+
+
+class FloatProduct(ctypes.Structure):
+    """``xq_float_product``."""
+
+    _fields_ = _fields(
+        "p in_, weight, bias, out; l in_stride, out_stride, features, out_features; i isa"
+    )
+
+
+class FloatTaps(ctypes.Structure):
+    """``xq_float_taps``."""
+
+    _fields_ = _fields(
+        "p in_, weight, bias, out, offsets, which; l in_stride, out_stride, channels, taps; i isa"
+    )
+
+
+class FloatFunction(ctypes.Structure):
+    """``xq_float_function``."""
+
+    _fields_ = _fields("i kind; f a")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,3 +193,51 @@ def gru_gates(library: Library, isa: str, own: Floats, hidden: Floats, before: F
     )  # fmt: skip
     library.lib.xq_gru_gates_run(ctypes.byref(op), ctypes.c_int64(0), ctypes.c_int64(len(h)))
     return h
+
+
+def float_product(
+    library: Library, isa: str, rows: Floats, weight: Floats, bias: Floats, width: int
+) -> Floats:
+    """Rows [n, features] times weights [panel, feature, 16], in rows that are ``width`` apart."""
+    outputs = len(bias)
+    biases = np.zeros(weight.shape[0] * 16, np.float32)
+    biases[:outputs] = bias
+    out = np.full((len(rows), width), np.nan, np.float32)
+    op = FloatProduct(
+        in_=rows.ctypes.data, weight=weight.ctypes.data, bias=biases.ctypes.data,
+        out=out.ctypes.data, in_stride=rows.shape[1], out_stride=width,
+        features=weight.shape[1], out_features=outputs, isa=ISAS[isa],
+    )  # fmt: skip
+    library.lib.xq_float_product_run(ctypes.byref(op), ctypes.c_int64(0), ctypes.c_int64(len(out)))
+    return out
+
+
+def float_taps(
+    library: Library, isa: str, pixels: Floats, weight: Floats, bias: Floats,
+    taps: tuple[Integers, Integers], count: int,
+) -> Floats:  # fmt: skip
+    """``count`` pixels, one behind the other, whose taps are offsets and rows of ``weight``."""
+    channels = weight.shape[1]
+    offsets, which = taps[0].astype(np.int64), taps[1].astype(np.int32)
+    out = np.full((count, channels + 1), np.nan, np.float32)
+    op = FloatTaps(
+        in_=pixels.ctypes.data, weight=weight.ctypes.data, bias=bias.ctypes.data,
+        out=out.ctypes.data, offsets=offsets.ctypes.data, which=which.ctypes.data,
+        in_stride=channels, out_stride=channels + 1, channels=channels, taps=len(offsets),
+        isa=ISAS[isa],
+    )  # fmt: skip
+    library.lib.xq_float_taps_run(ctypes.byref(op), ctypes.c_int64(0), ctypes.c_int64(count))
+    return out
+
+
+def float_functions(
+    library: Library, isa: str, functions: list[tuple[int, float]], values: Floats
+) -> Floats:
+    """``functions``, each a kind and a number, of each value."""
+    out = values.copy()
+    given = (FloatFunction * len(functions))(*(FloatFunction(*one) for one in functions))
+    library.lib.xq_float_functions_run(
+        given, ctypes.c_int64(len(functions)), ctypes.c_void_p(out.ctypes.data),
+        ctypes.c_int64(out.size), ctypes.c_int32(ISAS[isa]),
+    )  # fmt: skip
+    return out

@@ -138,6 +138,21 @@ def test_codes_differ_by_a_step_at_most(tmp_path: Path) -> None:
         assert float((apart > 0.01 * step).float().mean()) < 0.01, name
 
 
+@torch.no_grad()
+def test_a_convolution_that_stays_in_float_is_one_there(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 24, 1), nn.Hardswish(), nn.Conv2d(24, 4, 1)
+    ).eval()
+    x, path = torch.randn(2, 3, 15, 17), tmp_path / "net.onnx"
+    int8 = x86quant.quantize(net, [x], speed_check=False, effort="fast", float_layers=["1"])
+    x86quant.export_onnx(int8, path, x)
+    (found,) = session(path).run(None, {"input": x.numpy()})
+    assert sqnr(int8(x), torch.tensor(found)) > 45
+    floats = [w for w in onnx.load(path).graph.initializer if list(w.dims) == [24, 8, 1, 1]]
+    assert [w.data_type for w in floats] == [onnx.TensorProto.FLOAT]
+
+
 def test_runtimes_find_int8_kernels_for_it(tmp_path: Path) -> None:
     _, int8 = int8_cnn()
     path = tmp_path / "net.onnx"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,17 @@ FLOAT_LINEAR = {
     "weight_scale": torch.rand(7) / 100,
     "bias": torch.randn(7),
     "activation": "gelu",
+}
+FLOAT_CONV: dict[str, Any] = {
+    "x": torch.randn(2, 4, 7, 6),
+    "weight": torch.randn(6, 4, 3, 2),
+    "bias": torch.randn(6),
+    "stride": [2, 1],
+    "padding": [1, 0],
+    "dilation": [1, 2],
+    "groups": 1,
+    "functions": ["add", "least", "most", "times_x", "mul", "x", "sigmoid", "tanh", "times_x"],
+    "numbers": [3.0, 0.0, 6.0, 0.0, 1 / 6, 0.0, 0.0, 0.0, 0.0],
 }
 TABLES = {
     "rows": [torch.ops.quantized.embedding_bag_4bit_prepack(torch.randn(9, 8)),
@@ -122,6 +134,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
         **IN,
         "activation": "relu",
     },
+    "float_conv": FLOAT_CONV,
+    "float_conv_codes": {**FLOAT_CONV, **OUT},
     "add": {"a": X, "b": codes(2, 4, 7, 6, seed=2), **PAIR, **OUT},
     "mul": {"a": X, "b": codes(2, 4, 1, 1, seed=2), **PAIR, **OUT, "lo": 100, "lut": TABLE},
     "affine": {"x": X, "scale": torch.rand(4), "shift": torch.rand(4), "axis": 1, **IN, **OUT},
@@ -328,6 +342,16 @@ def test_convolutions_that_are_not_rounded_match_the_reals(dims: int) -> None:
     assert torch.equal(found, exact)
 
 
+def test_functions_of_a_float_convolution_are_those_of_torch() -> None:
+    x, weight, bias = (FLOAT_CONV[name] for name in ("x", "weight", "bias"))
+    how: Any = ((2, 1), (1, 0), (1, 2))
+    plain: torch.Tensor = F.conv2d(x, weight, bias, *how)
+    y = F.hardswish(plain)
+    wanted = torch.tanh(torch.sigmoid(y)) * y
+    torch.testing.assert_close(call("float_conv"), wanted)
+    assert within_a_step(call("float_conv_codes"), rounded(wanted.numpy() / 0.1, 100))
+
+
 def test_max_pool_padding_never_wins_even_at_code_zero() -> None:
     zeros = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
     assert call("max_pool", x=zeros).unique().tolist() == [0]
@@ -381,6 +405,11 @@ def test_an_empty_batch_gives_an_empty_result(name: str) -> None:
         ("conv_real", {"x_zp": 256}, "zero point must be in 0..255"),
         ("conv_real", {"weight": weights(6, 4)}, "one to three dimensions"),
         ("conv_real", {"activation": "cos"}, "activation"),
+        ("float_conv", {"x": FLOAT_CONV["x"][0]}, "expected 4 dimensions"),
+        ("float_conv", {"x": FLOAT_CONV["x"].double()}, "float32 tensors.*float64"),
+        ("float_conv", {"functions": ["cos"], "numbers": [0.0]}, "functions.*got 'cos'"),
+        ("float_conv", {"functions": ["x"]}, "functions.*9 numbers"),
+        ("float_conv", {"numbers": [math.inf] * 9}, "numbers must be finite"),
         ("pad", {"x_zp": 256}, "x_zp is a code"),
         ("pad", {"mode": "circular"}, "no mode 'circular'"),
         ("pad", {"after": [2]}, "are not of x"),

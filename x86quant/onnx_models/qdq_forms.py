@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from x86quant.lowering.graph_tools import add_constant, attribute, is_op, set_kwargs
 from x86quant.ops._numerics import with_values
 from x86quant.ops.dynamic import ACTIVATIONS, row_codes
+from x86quant.ops.float_conv import functions_of
 from x86quant.plain_ops import PLAIN
 
 _OPS: Any = torch.ops.x86quant
@@ -67,6 +68,8 @@ def spellings() -> dict[Any, Callable[..., Any]]:
     own: dict[str, Callable[..., Any]] = {
         "conv": _conv,
         "conv_real": _conv_real,
+        "float_conv": _float_conv,
+        "float_conv_codes": _float_conv_codes,
         "linear": _linear,
         "linear_real": _linear_real,
         "linear_dynamic": _linear_dynamic,
@@ -176,6 +179,29 @@ def _conv_real(
     operands = (_real(x, x_scale, x_zp), _weight(weight.movedim(-1, 1), weight_scale, 0), bias)
     window = (stride, padding, dilation, False, [0] * len(stride), 1)
     return _activated(torch.ops.aten.convolution.default(*operands, *window), activation)
+
+
+def _float_conv(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    functions: list[str],
+    numbers: list[float],
+    contiguous: bool = False,
+) -> Any:
+    del contiguous
+    how = (stride, padding, dilation, False, [0] * len(stride), groups)
+    found = torch.ops.aten.convolution.default(x, weight, bias, *how)
+    return functions_of(found, functions, numbers)
+
+
+def _float_conv_codes(*operands: Any) -> Any:
+    *of_floats, scale, zero_point = operands
+    return _codes(_float_conv(*of_floats), scale, zero_point)
 
 
 def _activated(out: Any, activation: str | None) -> Any:

@@ -80,7 +80,7 @@ def float_conv(
 ) -> torch.Tensor:
     """``functions`` of the convolution of ``x`` [N, C, *spatial]; channels last or contiguous."""
     how: Any = (stride, padding, dilation, False, [0] * len(stride), groups)
-    found = _functions_of(torch.ops.aten.convolution(x, weight, bias, *how), functions, numbers)
+    found = functions_of(torch.ops.aten.convolution(x, weight, bias, *how), functions, numbers)
     return found.contiguous() if contiguous else channels_last(found)
 
 
@@ -103,7 +103,8 @@ def float_conv_codes(
     return quantize(found, out_scale, out_zp)
 
 
-def _functions_of(x: torch.Tensor, functions: list[str], numbers: list[float]) -> torch.Tensor:
+def functions_of(x: torch.Tensor, functions: list[str], numbers: list[float]) -> torch.Tensor:
+    """``functions`` of ``x``, one after the other."""
     y = x
     for name, number in zip(functions, numbers, strict=True):
         if name == "add":

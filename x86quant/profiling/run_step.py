@@ -19,6 +19,15 @@ OUTSIDE = "outside of graphs"
 _Shape = tuple[int, ...]
 
 
+#: Ops of ours that compute in float, and what they are called.
+_FLOAT_OPS = {"float_conv": "conv", "float_conv_codes": "conv"}
+
+
+def is_float(op: str, kernel: str) -> bool:
+    """Whether what computes ``op`` does so in float."""
+    return kernel == TORCH or op in _FLOAT_OPS
+
+
 @dataclasses.dataclass(frozen=True)
 class RunStep:
     """One thing that a compiled model does.
@@ -60,7 +69,8 @@ class RunStep:
     def kind(self) -> str:
         """A coarse name to group by: "conv 3×3 s2", "depthwise 5×5", "linear", "add", …"""
         if self.choice is None:
-            return f"{self.op} (float)" if self.kernel == TORCH else self.op
+            op = _FLOAT_OPS.get(self.op, self.op)
+            return f"{op} (float)" if is_float(self.op, self.kernel) else op
         spec = self.choice.spec
         if not spec.kernel:
             return spec.op

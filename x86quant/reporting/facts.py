@@ -15,7 +15,7 @@ import torch
 from x86quant.explaining.int8_proof import ComputeReport
 from x86quant.files import write_aside
 from x86quant.hardware.cpu import cpu
-from x86quant.profiling.run_step import TORCH
+from x86quant.profiling.run_step import is_float
 from x86quant.reporting.beside_float import BesideFloat
 from x86quant.reporting.page import page
 from x86quant.terminal.text_table import text_table
@@ -59,8 +59,8 @@ class LayerFacts:
 
     @property
     def in_float(self) -> bool:
-        """Whether torch runs it in float."""
-        return self.kernel == TORCH
+        """Whether it runs in float."""
+        return is_float(self.op, self.kernel)
 
     def cells(self) -> tuple[str, ...]:
         """As text: layer, op, kernel, rule, µs, float's µs, SQNR, low, high, saturation."""

@@ -11,7 +11,7 @@ from x86quant.runtime.native_forms import (
     code_rows,
     concatenation,
     float_border,
-    float_conv,
+    kept_in_float,
     lookups,
     per_channel,
     pointwise,
@@ -25,8 +25,8 @@ from x86quant.runtime.native_forms import (
 )
 
 _MODULES = (
-    attending, code_rows, concatenation, float_border, float_conv, lookups, per_channel, pointwise,
-    pooling, recurrent_layer, reordering, rotating, token_rows, upsampling, weighted,
+    attending, code_rows, concatenation, float_border, kept_in_float, lookups, per_channel,
+    pointwise, pooling, recurrent_layer, reordering, rotating, token_rows, upsampling, weighted,
 )  # fmt: skip
 
 #: By the name of the op.
