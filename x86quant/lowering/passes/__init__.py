@@ -12,6 +12,7 @@ from collections.abc import Callable
 from torch.fx import GraphModule
 
 from x86quant.lowering.passes.cats import lower_cat, nest_cats, unify_cat
+from x86quant.lowering.passes.columns import turn_columns
 from x86quant.lowering.passes.constants import fold_batch_norm, fold_constants, fold_float_weights
 from x86quant.lowering.passes.epilogues import (
     fuse_activation,
@@ -82,6 +83,7 @@ PASSES: tuple[Pass, ...] = (
     fold_float_weights,
     fuse_interaction,
     spell_instance_norm,
+    turn_columns,
     # What stays in float.
     lower_float_convolution,
     fuse_float_functions,
