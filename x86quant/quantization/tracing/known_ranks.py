@@ -24,6 +24,7 @@ from x86quant.capture.plain_numbers import plain
 from x86quant.forms.size_conditions import Condition, Place
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 from x86quant.quantization.tracing.known_sizes import batch_sizes, count_of
+from x86quant.quantization.tracing.lengths import lengths_by
 from x86quant.quantization.tracing.traced_einops import let_einops_see_proxies
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class RankedTracer(InPlaceTracer):
             for name in _METHODS:
                 method = getattr(torch.Tensor, name)
                 setattr(torch.Tensor, name, self._traced(method, "call_method", name))
-            with _CutByProxies(self):
+            with _CutByProxies(self), lengths_by(root, self._length):
                 return super().trace(root, concrete_args)
         finally:
             for name, function in before.items():
@@ -83,6 +84,14 @@ class RankedTracer(InPlaceTracer):
             for name in _METHODS:
                 if name in vars(torch.Tensor):
                     delattr(torch.Tensor, name)  # which has inherited it
+
+    def _length(self, value: Any) -> Any:
+        if isinstance(value, Proxy):
+            traced = self.value(value.node)
+            if isinstance(traced, torch.Tensor) and traced.dim():
+                shape: Any = value.shape
+                return shape[0]
+        return len(value)
 
     def _traced(self, function: Callable[..., Any], kind: str, target: Any) -> Callable[..., Any]:
         """``function``, of which a call with proxies is recorded."""
