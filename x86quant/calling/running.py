@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.calling.call import Call
+from x86quant.calling.float_convolutions import native_float_convolutions
 from x86quant.calling.state import HOOKS
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
@@ -125,13 +126,14 @@ def feed(
     if set(callbacks) == {""} and not has_hooks(
         model
     ):  # the inputs are the model's own: no need to run it
-        with torch.no_grad():
+        with torch.no_grad(), native_float_convolutions():
             for call in calls:
                 callbacks[""](call)
         return
     modules = {path: model.get_submodule(path) for path in callbacks}
     with (
         no_fast_path(),
+        native_float_convolutions(),
         torch.no_grad(),
         watched(modules, before=lambda path, call: callbacks[path](call)),
     ):
@@ -141,9 +143,10 @@ def feed(
 
 def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
     """All float tensors that ``model`` returns for each call, as one flat tensor."""
-    with torch.no_grad():
-        for call in calls:
-            yield flat_floats(call(model))
+    for call in calls:
+        with torch.no_grad(), native_float_convolutions():
+            found = flat_floats(call(model))
+        yield found
 
 
 def flat_floats(result: Any) -> torch.Tensor:
@@ -231,7 +234,12 @@ def run(function: Callable[..., Any], call: Call, seed: int = 0) -> Any:
 
 def run_drawing(function: Callable[..., Any], call: Call, seed: int) -> tuple[Any, bool]:
     """The same, and whether it drew any random numbers: without, every seed is as good."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), no_fast_path():
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        no_fast_path(),
+        native_float_convolutions(),
+    ):
         # All of it is on the CPU; torch.manual_seed asks every kind of device there could be.
         torch.default_generator.manual_seed(seed)
         before = torch.default_generator.get_state()

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from torch.fx import GraphModule
 
 from x86quant.lowering.passes.cats import lower_cat, nest_cats, unify_cat
-from x86quant.lowering.passes.columns import turn_columns
 from x86quant.lowering.passes.constants import fold_batch_norm, fold_constants, fold_float_weights
 from x86quant.lowering.passes.epilogues import (
     fuse_activation,
@@ -37,6 +36,7 @@ from x86quant.lowering.passes.functions import lower_affine, lower_binary, lower
 from x86quant.lowering.passes.interaction import fuse_interaction
 from x86quant.lowering.passes.moves import hoist_quantize, sink_permutes, views_on_codes
 from x86quant.lowering.passes.norms import lower_group_norm, lower_layer_norm, spell_instance_norm
+from x86quant.lowering.passes.one_column import turn_columns
 from x86quant.lowering.passes.pools import lower_maximum, lower_mean, lower_pool, lower_upsample
 from x86quant.lowering.passes.products import lower_convolution, lower_dynamic_linear, lower_linear
 from x86quant.lowering.passes.residuals import fuse_residual, lower_residual

@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx import Interpreter, Node
 
 from x86quant.calling.call import Call
+from x86quant.calling.float_convolutions import native_float_convolutions
 from x86quant.quantization.kit.bias_correction import channel_sums
 from x86quant.quantization.kit.simulation import Simulation, rounded_copy
 from x86quant.quantization.static.static_part import StaticPart, is_weighted
@@ -33,7 +34,7 @@ def corrections_in_order(part: StaticPart, calls: Sequence[Call]) -> dict[str, t
     times = Counter(node.target for node in nodes if node.op == "call_module")
     layers = {layer.node.name for layer in part.layers}
     last = {source: node for node in nodes for source in node.all_input_nodes}
-    with torch.no_grad():
+    with torch.no_grad(), native_float_convolutions():
         for node in nodes[:-1]:  # the last is the output
             module = part.module(part.nodes[node.name]) if node.op == "call_module" else None
             if node.name in layers and is_weighted(module) and times[node.target] == 1:
