@@ -447,13 +447,16 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
         size = min(size, most)
         why = f"the model has {before:.1f} dB with it in int8"
         tried = outcome.without(order[:size], why)
-        expected = _together(prepared, tried.int8_layers, held_back=unsteady)
+        expected = min(_together(prepared, tried.int8_layers, held_back=unsteady), default=math.inf)
         least = USABLE_DB if size > _MOST_IN_FLOAT * len(order) else ENOUGH_DB
-        if min(expected, default=least) >= least - _SIMULATION_IS_OFF_BY:
+        # What is not enough is better than nothing where it is clearly better.
+        wanted = min(least, before + _WORTH_DB) if size == most else least
+        if expected >= wanted - _SIMULATION_IS_OFF_BY:
             other, _ = _tried(tried)
             if other is not None:
                 tried = _judged(tried, other)
-                if min(tried.sqnr_db, default=least) >= least or _is_enough(tried):
+                found = min(tried.sqnr_db, default=least)
+                if found >= wanted or _is_enough(tried):
                     best = (tried, other)
                     break
         if size == most:
