@@ -201,3 +201,24 @@ def test_layers_whose_ranges_do_not_hold_go_back_to_float() -> None:
     assert min(summary.sqnr_db) >= 20
     assert "layers.0" in summary.float_layers
     assert len(summary.float_layers) <= 4
+
+
+@pytest.mark.parametrize("spoilt", [True, False])
+def test_what_is_never_enough_is_taken_where_it_is_clearly_better(
+    spoilt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(8)]
+    if spoilt:
+        with torch.no_grad():  # one scale for channels of very different sizes
+            layers[3].weight[0] *= 300
+            layers[4].weight[:, 0] = 0
+    monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", 1000.0)
+    calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]
+    with pytest.warns(X86QuantWarning, match="harm it most"):
+        made: Any = x86quant.quantize(
+            nn.Sequential(*layers).eval(), calls, mode="static", speed_check=False, progress=False,
+            equalize=False,
+        )  # fmt: skip
+    assert ("3" in made.quantization.float_layers) == spoilt
+    assert len(made.quantization.float_layers) == (2 if spoilt else 0)
