@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "../native/float_products.h"
-#include "../runtime/errors.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
+#include "row_rounding.h"
 #include "window_copies.h"
 
 namespace x86quant::runtime {
@@ -46,13 +46,7 @@ class FloatConvStep final : public Step {
     rows_ = out.n * out.d * out.h * out.w;
     as_they_are_ = window_.is_one_pixel() && pixels_follow(a, a.stride_w) && a.stride_w % kFloat == 0;
     read_functions(fields);
-    if (to_codes_) {
-      quantize_.kind = XQ_OP_QUANTIZE, quantize_.isa = native_isa(), quantize_.groups = 1, quantize_.hi = 255;
-      quantize_.a_stride_c = kFloat, quantize_.a_mult = fields.real("out_mult"), quantize_.out_zp = fields.zero_point("out_zp");
-      const xq_op one = rounding(reinterpret_cast<float*>(uintptr_t{64}), reinterpret_cast<uint8_t*>(uintptr_t{64}), 1);
-      const int status = xq_op_check(&one);
-      require(status == XQ_OK, "step \"float_conv\" of a plan: ", xq_status_text(status));
-    }
+    if (to_codes_) rounding_ = RowRounding(fields, "out_mult", fields.zero_point("out_zp"), out.c);
     const int64_t bytes = kFloat * ((as_they_are_ || depthwise_ ? 0 : features_) + out.c);
     block_ = std::min(std::max(kBlockBytes / bytes / kLeastRows, int64_t{1}) * kLeastRows, std::max<int64_t>(rows_, 1));
     const auto of_a_row = static_cast<double>(depthwise_ ? window_.taps : features_) * static_cast<double>(out.c);
@@ -171,23 +165,7 @@ class FloatConvStep final : public Step {
       for (int64_t row = 0; row < (together ? 1 : rows); ++row)
         xq_float_functions_run(functions_.data(), how_many, to + row * stride, together ? rows * channels : channels, native_isa());
     }
-    if (!to_codes_) return;
-    const xq_op round = rounding(to, out, rows);
-    xq_op_run(&round, 0, xq_op_items(&round));
-  }
-
-  // From floats, one row behind the other, to codes in rows as they lie in the result.
-  xq_op rounding(float* from, uint8_t* to, int64_t rows) const {
-    const int64_t channels = out_.view.c;
-    const auto view = [&](uint8_t* data, int64_t apart) {
-      xq_tensor t{};
-      t.data = data, t.n = t.d = t.h = 1, t.w = rows, t.c = channels;
-      t.stride_w = apart, t.stride_h = t.stride_d = t.stride_n = rows * apart;
-      return t;
-    };
-    xq_op op = quantize_;
-    op.a = view(reinterpret_cast<uint8_t*>(from), channels * kFloat), op.out = view(to, out_stride_);
-    return op;
+    if (to_codes_) rounding_.run(to, out, rows, out_stride_);
   }
 
   Place a_;
@@ -199,7 +177,7 @@ class FloatConvStep final : public Step {
   WindowCopies copies_;
   bool as_they_are_ = false;  // whether the input is these windows
   std::vector<xq_float_function> functions_;
-  xq_op quantize_{};
+  RowRounding rounding_;
   double nanoseconds_ = 0;
 };
 

@@ -10,7 +10,7 @@
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
-#include "../runtime/step.h"
+#include "row_rounding.h"
 
 namespace x86quant::runtime {
 namespace {
@@ -151,10 +151,7 @@ class Lookup final : public Step {
     refuse_unless_ok(xq_interaction_check(&trial));
     columns_ = places_.empty() ? op.out_stride : op.dim + static_cast<int64_t>(places_.size());
     read_output(fields, columns_, 1);
-    quantize_.kind = XQ_OP_QUANTIZE, quantize_.isa = native_isa(), quantize_.hi = 255, quantize_.groups = 1;
-    quantize_.a_stride_c = kFloat, quantize_.a_mult = fields.real("a_mult"), quantize_.out_zp = fields.zero_point("out_zp");
-    const xq_op one = rounding(1, reinterpret_cast<float*>(uintptr_t{64}), reinterpret_cast<uint8_t*>(uintptr_t{64}));
-    refuse_unless_ok(xq_op_check(&one));
+    rounding_ = RowRounding(fields, "a_mult", fields.zero_point("out_zp"), columns_);
   }
 
   void read_output(StepFields& fields, int64_t width, int64_t size) {
@@ -165,19 +162,6 @@ class Lookup final : public Step {
 
   static void refuse_unless_ok(int status) {
     require(status == XQ_OK, "step \"lookup\" of a plan: ", xq_status_text(status));
-  }
-
-  // From rows of floats, one behind the other, to codes.
-  xq_op rounding(int64_t rows, float* from, uint8_t* to) const {
-    const auto view = [&](uint8_t* data, int64_t stride) {
-      xq_tensor t{};
-      t.data = data, t.n = t.d = t.h = 1, t.w = rows, t.c = columns_;
-      t.stride_w = stride, t.stride_h = t.stride_d = t.stride_n = rows * stride;
-      return t;
-    };
-    xq_op op = quantize_;
-    op.a = view(reinterpret_cast<uint8_t*>(from), columns_ * kFloat), op.out = view(to, out_stride_);
-    return op;
   }
 
   // Bags [begin, end); returns what is wrong with them.
@@ -194,8 +178,7 @@ class Lookup final : public Step {
     xq_interaction_run(&op, 0, bags);
     float* last = op.out;
     if (!places_.empty()) place(op.out, last = reinterpret_cast<float*>(placed.data()), bags);
-    const xq_op round = rounding(bags, last, out_.at<uint8_t>(bases) + begin * out_stride_);
-    xq_op_run(&round, 0, xq_op_items(&round));
+    rounding_.run(last, out_.at<uint8_t>(bases) + begin * out_stride_, bags, out_stride_);
     return {};
   }
 
@@ -257,7 +240,7 @@ class Lookup final : public Step {
   int64_t bags_, width_ = 0;
   std::vector<TableOperands> tables_;
   xq_interaction interaction_{};
-  xq_op quantize_{};
+  RowRounding rounding_;
   Words places_;
   int64_t columns_ = 0;  // of the interaction's result; 0: there is none
   int64_t out_stride_ = 0;

@@ -13,7 +13,7 @@
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
-#include "../runtime/step.h"
+#include "row_rounding.h"
 
 namespace x86quant::runtime {
 namespace {
@@ -58,11 +58,7 @@ class Recurrent final : public Step {
     if (c_ && !lstm_) fields.refuse("c", "is an LSTM's");
     x_scale_ = fields.real("x_scale"), x_zp_ = fields.zero_point("x_zp");
     h_scale_ = fields.real("h_scale"), h_zp_ = fields.zero_point("h_zp");
-    quantize_.kind = XQ_OP_QUANTIZE, quantize_.isa = native_isa(), quantize_.hi = 255, quantize_.groups = 1;
-    quantize_.a_stride_c = sizeof(float), quantize_.a_mult = fields.real("h_mult"), quantize_.out_zp = h_zp_;
-    const xq_op one = rounding(reinterpret_cast<float*>(uintptr_t{64}), reinterpret_cast<uint8_t*>(uintptr_t{64}), 1);
-    const int status = xq_op_check(&one);
-    require(status == XQ_OK, "step \"recurrent\" of a plan: ", xq_status_text(status));
+    rounding_ = RowRounding(fields, "h_mult", h_zp_, width_);
   }
 
   void run(const Bases& bases) const override {
@@ -163,20 +159,6 @@ class Recurrent final : public Step {
     std::memset(w.codes, h_zp_, static_cast<size_t>(sequences_ * width_));
   }
 
-  // From states, one behind the other, to codes in rows that are `stride` apart.
-  xq_op rounding(float* from, uint8_t* to, int64_t stride) const {
-    const auto view = [&](uint8_t* data, int64_t apart) {
-      xq_tensor t{};
-      t.data = data, t.n = t.d = t.h = 1, t.w = sequences_, t.c = width_;
-      t.stride_w = apart, t.stride_h = t.stride_d = t.stride_n = sequences_ * apart;
-      return t;
-    };
-    xq_op op = quantize_;
-    const auto row = width_ * static_cast<int64_t>(sizeof(float));
-    op.a = view(reinterpret_cast<uint8_t*>(from), row), op.out = view(to, std::max(stride, width_));
-    return op;
-  }
-
   // All steps of one direction, whose part of the first row of the result is `out`. `before` are the states that are
   // given, or null; the work has them, too, and the cells.
   void run_direction(const Direction& d, bool backward, const Work& w, const uint8_t* x, const float* before,
@@ -204,8 +186,7 @@ class Recurrent final : public Step {
       run_gates(w, w.own + (row - first * later) * gates(), next * gates());
       if (d.projection) multiply_rows(*d.projection, w.h, w, w.projected);
       uint8_t* to = out + row * all;
-      const xq_op round = rounding(d.projection ? w.projected : w.h, to, next * all);
-      xq_op_run(&round, 0, xq_op_items(&round));
+      rounding_.run(d.projection ? w.projected : w.h, to, sequences_, std::max(next * all, width_));
       if (together) {
         state = to;
         continue;
@@ -233,7 +214,7 @@ class Recurrent final : public Step {
   std::vector<Direction> directions_;
   int32_t x_zp_ = 0, h_zp_ = 0;
   float x_scale_ = 1, h_scale_ = 1;
-  xq_op quantize_{};
+  RowRounding rounding_;
   Address x_, out_;
   std::optional<Address> h_, c_, last_;
 };
