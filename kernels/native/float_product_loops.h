@@ -81,8 +81,8 @@ void float_product(const xq_float_product& op, int64_t begin, int64_t end) {
   }
 }
 
-// A vector of channels of PIXELS pixels.
-template <int PIXELS, bool WHOLE>
+// A vector of channels of PIXELS pixels, whose taps come ACROSS at a time: neighbours share what they look at.
+template <int PIXELS, int ACROSS, bool WHOLE>
 XQ_INLINE inline void tap_sums(const xq_float_taps& op, int64_t pixel, int64_t c) {
   using F = Lanes::F;
   const int64_t left = op.channels - c;
@@ -90,9 +90,16 @@ XQ_INLINE inline void tap_sums(const xq_float_taps& op, int64_t pixel, int64_t c
   const float* in = op.in + pixel * op.in_stride + c;
   F sum[PIXELS];
   unroll<PIXELS>([&](int p) XQ_INLINE { sum[p] = load(op.bias + c); });
-  for (int64_t t = 0; t < op.taps; ++t) {
-    const F w = load(op.weight + op.which[t] * op.channels + c);
-    unroll<PIXELS>([&](int p) XQ_INLINE { sum[p] = Lanes::fma(load(in + op.offsets[t] + p * op.in_stride), w, sum[p]); });
+  for (int64_t t = 0; t < op.taps; t += ACROSS) {
+    F w[ACROSS];
+    unroll<ACROSS>([&](int k) XQ_INLINE { w[k] = load(op.weight + op.which[t + k] * op.channels + c); });
+    const float* from = in + op.offsets[t];
+    unroll<PIXELS + ACROSS - 1>([&](int x) XQ_INLINE {
+      const F seen = load(from + x * op.in_stride);
+      unroll<ACROSS>([&](int k) XQ_INLINE {
+        if (x - k >= 0 && x - k < PIXELS) sum[x - k] = Lanes::fma(seen, w[k], sum[x - k]);
+      });
+    });
   }
   unroll<PIXELS>([&](int p) XQ_INLINE {
     float* to = op.out + (pixel + p) * op.out_stride + c;
@@ -100,17 +107,26 @@ XQ_INLINE inline void tap_sums(const xq_float_taps& op, int64_t pixel, int64_t c
   });
 }
 
-template <int PIXELS>
+template <int PIXELS, int ACROSS>
 void tap_pixels(const xq_float_taps& op, int64_t pixel) {
   int64_t c = 0;
-  for (; c + Lanes::kLanes <= op.channels; c += Lanes::kLanes) tap_sums<PIXELS, true>(op, pixel, c);
-  if (c < op.channels) tap_sums<PIXELS, false>(op, pixel, c);
+  for (; c + Lanes::kLanes <= op.channels; c += Lanes::kLanes) tap_sums<PIXELS, ACROSS, true>(op, pixel, c);
+  if (c < op.channels) tap_sums<PIXELS, ACROSS, false>(op, pixel, c);
+}
+
+template <int ACROSS>
+void tap_lines(const xq_float_taps& op, int64_t begin, int64_t end) {
+  int64_t pixel = begin;
+  for (; pixel + 6 <= end; pixel += 6) tap_pixels<6, ACROSS>(op, pixel);
+  for (; pixel < end; ++pixel) tap_pixels<1, 1>(op, pixel);
 }
 
 void float_taps(const xq_float_taps& op, int64_t begin, int64_t end) {
-  int64_t pixel = begin;
-  for (; pixel + 6 <= end; pixel += 6) tap_pixels<6>(op, pixel);
-  for (; pixel < end; ++pixel) tap_pixels<1>(op, pixel);
+  switch (op.across) {
+    case 3: return tap_lines<3>(op, begin, end);
+    case 5: return tap_lines<5>(op, begin, end);
+    default: return tap_lines<1>(op, begin, end);
+  }
 }
 
 // One function of VECS vectors, whose x is beside them.

@@ -25,7 +25,7 @@ typedef struct xq_float_product {
 XQ_API void xq_float_product_run(const xq_float_product* op, int64_t begin, int64_t end);
 
 // Depthwise: pixels whose channels each meet the same taps: offset `offsets[i]` from the pixel, times weights
-// `which[i]` of [tap][channel].
+// `which[i]` of [tap][channel]. Taps may come `across` at a time, of which each is `in_stride` behind the one before.
 typedef struct xq_float_taps {
   const float *in, *weight, *bias;
   float* out;
@@ -33,6 +33,7 @@ typedef struct xq_float_taps {
   const int32_t* which;
   int64_t in_stride, out_stride;  // from one pixel to the next
   int64_t channels, taps;
+  int32_t across;
   int32_t isa;
 } xq_float_taps;
 

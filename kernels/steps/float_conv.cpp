@@ -117,6 +117,7 @@ class FloatConvStep final : public Step {
           next = alike(x, a.w);
           const int64_t at[] = {z, y, x};
           op.taps = taps_at(a, at, offsets.data(), which.data());
+          op.across = next - x > 1 && window_.stride[2] == window_.dilation[2] ? window_.kernel[2] : 1;
           op.in = reinterpret_cast<const float*>(a.data + n * a.stride_n);
           op.out = to + x * stride;
           xq_float_taps_run(&op, 0, next - x);

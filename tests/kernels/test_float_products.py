@@ -85,3 +85,21 @@ def test_x_becomes_what_was_computed(lib: capi.Library, isa: str) -> None:
     found = float_functions(lib, isa, chain, np.arange(100, dtype=np.float32))
     x = 3 * np.arange(100, dtype=np.float32)
     assert np.array_equal(found, (x + 2) * x)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("across", [3, 5])
+def test_taps_that_follow_one_another(lib: capi.Library, isa: str, across: int) -> None:
+    """Two lines of taps, which neighbours share."""
+    rng = np.random.default_rng(across)
+    for channels in (3, 16, 40):
+        for count in (2, 6, 19):
+            pixels = rng.normal(0, 1, (2 * count + 2 * across, channels)).astype(np.float32)
+            weight = rng.normal(0, 1, (2 * across, channels)).astype(np.float32)
+            bias = rng.normal(0, 1, channels).astype(np.float32)
+            line = np.arange(across)
+            places = np.concatenate([line, line + count + across]) * channels
+            taps = places, np.arange(2 * across)
+            found = float_taps(lib, isa, pixels, weight, bias, taps, count, across)
+            same = float_taps(lib, "reference", pixels, weight, bias, taps, count)
+            assert np.array_equal(found, same, equal_nan=True)

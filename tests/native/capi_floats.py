@@ -82,7 +82,8 @@ class FloatTaps(ctypes.Structure):
     """``xq_float_taps``."""
 
     _fields_ = _fields(
-        "p in_, weight, bias, out, offsets, which; l in_stride, out_stride, channels, taps; i isa"
+        "p in_, weight, bias, out, offsets, which; l in_stride, out_stride, channels, taps; "
+        "i across, isa"
     )
 
 
@@ -214,7 +215,7 @@ def float_product(
 
 def float_taps(
     library: Library, isa: str, pixels: Floats, weight: Floats, bias: Floats,
-    taps: tuple[Integers, Integers], count: int,
+    taps: tuple[Integers, Integers], count: int, across: int = 1,
 ) -> Floats:  # fmt: skip
     """``count`` pixels, one behind the other, whose taps are offsets and rows of ``weight``."""
     channels = weight.shape[1]
@@ -224,7 +225,7 @@ def float_taps(
         in_=pixels.ctypes.data, weight=weight.ctypes.data, bias=bias.ctypes.data,
         out=out.ctypes.data, offsets=offsets.ctypes.data, which=which.ctypes.data,
         in_stride=channels, out_stride=channels + 1, channels=channels, taps=len(offsets),
-        isa=ISAS[isa],
+        across=across, isa=ISAS[isa],
     )  # fmt: skip
     library.lib.xq_float_taps_run(ctypes.byref(op), ctypes.c_int64(0), ctypes.c_int64(count))
     return out
