@@ -20,7 +20,8 @@ constexpr int rows_of(int vectors) {
 }
 
 struct Stretch {
-  int64_t from, to;  // of features; the first one starts from the bias
+  int64_t from, to;  // of features
+  bool onto;         // sums go on, instead of starting from the bias
 };
 
 // The first `rows` of ROWS rows, from `row` on, times VECS vectors of output features, from vector `first` on.
@@ -32,11 +33,11 @@ void product_tile(const xq_float_product& op, Stretch s, int64_t row, int64_t ro
   unroll<ROWS>([&](int r) XQ_INLINE { in[r] = op.in + (row + (r < rows ? r : 0)) * op.in_stride; });
   unroll<VECS>([&](int v) XQ_INLINE {
     const int64_t panel = (first + v) / kVectorsAPanel, lane = (first + v) % kVectorsAPanel * Lanes::kLanes;
-    weight[v] = op.weight + panel * op.features * XQ_PANEL + lane;
+    weight[v] = op.weight + (panel * op.panel + op.skipped) * XQ_PANEL + lane;
     const int64_t n = (first + v) * Lanes::kLanes, left = op.out_features - n;
     unroll<ROWS>([&](int r) XQ_INLINE {
       const float* so_far = op.out + (row + (r < rows ? r : 0)) * op.out_stride + n;
-      if (s.from == 0) sum[r * VECS + v] = Lanes::load(op.bias + n);
+      if (!s.onto) sum[r * VECS + v] = Lanes::load(op.bias + n);
       else sum[r * VECS + v] = left >= Lanes::kLanes ? Lanes::load(so_far) : Lanes::load_some(so_far, left);
     });
   });
@@ -69,7 +70,7 @@ void product_vectors(const xq_float_product& op, Stretch s, int64_t begin, int64
 void float_product(const xq_float_product& op, int64_t begin, int64_t end) {
   const int64_t vectors = (op.out_features + Lanes::kLanes - 1) / Lanes::kLanes;
   for (int64_t from = 0; from < op.features; from += kFeaturesAtOnce) {
-    const Stretch s{from, xq::min64(from + kFeaturesAtOnce, op.features)};
+    const Stretch s{from, xq::min64(from + kFeaturesAtOnce, op.features), from > 0 || op.onto};
     int64_t first = 0;
     for (; vectors - first >= kMostVectors; first += kMostVectors) product_vectors<kMostVectors>(op, s, begin, end, first);
     switch (vectors - first) {

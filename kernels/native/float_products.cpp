@@ -12,8 +12,8 @@ namespace {
 void product_reference(const xq_float_product& op, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row)
     for (int64_t n = 0; n < op.out_features; ++n) {
-      const float* weight = op.weight + n / XQ_PANEL * op.features * XQ_PANEL + n % XQ_PANEL;
-      float sum = op.bias[n];
+      const float* weight = op.weight + (n / XQ_PANEL * op.panel + op.skipped) * XQ_PANEL + n % XQ_PANEL;
+      float sum = op.onto ? op.out[row * op.out_stride + n] : op.bias[n];
       for (int64_t k = 0; k < op.features; ++k) sum = std::fma(op.in[row * op.in_stride + k], weight[k * XQ_PANEL], sum);
       op.out[row * op.out_stride + n] = sum;
     }

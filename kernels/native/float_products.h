@@ -12,12 +12,16 @@ extern "C" {
 
 enum { XQ_PANEL = 16 };  // output features whose weights lie side by side
 
-// Rows times weights [panel][feature][XQ_PANEL]; features behind out_features, and their biases, are 0.
+// Rows times weights [panel][feature][XQ_PANEL]; features behind out_features, and their biases, are 0. A call may be of
+// some features alone: of those of a panel it leaves out the first `skipped`, and where `onto` is set, its sums go on from
+// what `out` holds, instead of from the biases.
 typedef struct xq_float_product {
   const float *in, *weight, *bias;
   float* out;
   int64_t in_stride, out_stride;  // in floats, from one row to the next
   int64_t features, out_features;
+  int64_t panel, skipped;  // features of a panel, and those before the first one
+  int32_t onto;
   int32_t isa;
 } xq_float_product;
 

@@ -146,7 +146,7 @@ PyObject* float_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
     NewTensor out(Type::kFloat, {images, rows, outputs});
     if (images == 0) return out.release();
     xq_float_product op{};
-    op.in_stride = stride, op.out_stride = outputs, op.features = features, op.out_features = outputs;
+    op.in_stride = stride, op.out_stride = outputs, op.features = op.panel = features, op.out_features = outputs;
     op.isa = native_isa();
     const auto *from = x->as<float>(), *weights = weight->as<float>();
     const float* biases = bias ? bias->view().as<float>() : nullptr;

@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kFloat = sizeof(float);
 // Windows and results of a block, about so many bytes; rows are multiplied twelve at a time.
 constexpr int64_t kBlockBytes = 128 << 10, kLeastRows = 12;
+// Windows of so many pixels of a line are worth multiplying where they lie, if each takes so many steps of XQ_PANEL sums.
+constexpr int64_t kLeastPixels = 24, kLeastSteps = 20;
 // Of one thread, roughly: products, and bytes that are read, written or copied.
 constexpr double kProductsANanosecond = 25, kBytesANanosecond = 10;
 constexpr size_t kMostFunctions = 64;
@@ -45,6 +47,9 @@ class FloatConvStep final : public Step {
     copies_ = WindowCopies(window_, a.c * kFloat, 0);
     rows_ = out.n * out.d * out.h * out.w;
     as_they_are_ = window_.is_one_pixel() && pixels_follow(a, a.stride_w) && a.stride_w % kFloat == 0;
+    where_they_lie_ = !as_they_are_ && !depthwise_ && window_.dilation[2] == 1 && a.stride_w == a.c * kFloat &&
+                      inside_end(a.w) - inside_begin() >= kLeastPixels &&
+                      window_.kernel[2] * a.c * ((out.c + XQ_PANEL - 1) / XQ_PANEL) >= kLeastSteps;
     read_functions(fields);
     if (to_codes_) rounding_ = RowRounding(fields, "out_mult", fields.zero_point("out_zp"), out.c);
     const int64_t bytes = kFloat * ((as_they_are_ || depthwise_ ? 0 : features_) + out.c);
@@ -57,8 +62,12 @@ class FloatConvStep final : public Step {
     if (rows_ == 0) return;
     const xq_tensor a = a_.at(bases);
     uint8_t* out = out_.at(bases).data;
-    const int64_t items = depthwise_ ? rows_ / window_.sizes[2] : (rows_ + block_ - 1) / block_;
-    split(items, useful_threads(shares()), [&](int64_t begin, int64_t end) { depthwise_ ? lines(a, out, begin, end) : blocks(a, out, begin, end); });
+    const bool by_lines = depthwise_ || where_they_lie_;
+    split(by_lines ? rows_ / window_.sizes[2] : (rows_ + block_ - 1) / block_, useful_threads(shares()), [&](int64_t begin, int64_t end) {
+      if (depthwise_) depthwise_lines(a, out, begin, end);
+      else if (where_they_lie_) lines(a, out, begin, end);
+      else blocks(a, out, begin, end);
+    });
   }
 
   StepThreads threads() const override { return shared_if(shares() > 1); }
@@ -81,9 +90,7 @@ class FloatConvStep final : public Step {
   void blocks(const xq_tensor& a, uint8_t* out, int64_t begin, int64_t end) const {
     const Scratch windows(static_cast<size_t>(as_they_are_ ? 0 : block_ * features_ * kFloat));
     const Scratch sums(static_cast<size_t>(results(block_)));
-    xq_float_product op{};
-    op.weight = weight_.as<float>(), op.bias = bias_.as<float>(), op.features = features_, op.out_features = out_.view.c;
-    op.isa = native_isa();
+    xq_float_product op = product();
     for (int64_t first = begin * block_; first < std::min(end * block_, rows_); first += block_) {
       const int64_t rows = std::min(block_, rows_ - first);
       if (as_they_are_) {
@@ -99,8 +106,63 @@ class FloatConvStep final : public Step {
     }
   }
 
-  // Depthwise: lines of the result, in which pixels that meet the same taps are computed together.
+  xq_float_product product() const {
+    xq_float_product op{};
+    op.weight = weight_.as<float>(), op.bias = bias_.as<float>(), op.out_features = out_.view.c;
+    op.features = op.panel = features_, op.isa = native_isa();
+    return op;
+  }
+
+  // The first pixel of a line whose window begins in the image, and the first one behind whose window ends outside.
+  int64_t inside_begin() const {
+    return std::min<int64_t>((window_.padding[2] + window_.stride[2] - 1) / window_.stride[2], window_.sizes[2]);
+  }
+  int64_t inside_end(int64_t width) const {
+    const int64_t room = width - window_.kernel[2] + window_.padding[2];
+    return room < 0 ? 0 : std::min(room / window_.stride[2] + 1, window_.sizes[2]);
+  }
+
+  // Lines of the result: a line of windows after the other is multiplied where it lies, but for the borders.
   void lines(const xq_tensor& a, uint8_t* out, int64_t begin, int64_t end) const {
+    const int64_t width = window_.sizes[2], first = inside_begin(), last = inside_end(a.w);
+    const int64_t line_features = window_.kernel[2] * a.c;
+    const Scratch sums(static_cast<size_t>(results(width)));
+    const Scratch border(static_cast<size_t>(std::max(first, width - last) * features_ * kFloat));
+    xq_float_product op = product();
+    for (int64_t line = begin; line < end; ++line) {
+      const int64_t y = line % window_.sizes[1], z = line / window_.sizes[1] % window_.sizes[0];
+      const uint8_t* image = a.data + line / window_.sizes[1] / window_.sizes[0] * a.stride_n;
+      finish(sums, out + line * width * out_stride_, width, [&](float* to, int64_t stride) {
+        const auto copied = [&](int64_t from, int64_t count) {
+          if (count == 0) return;
+          copies_.copy(a, line * width + from, count, border.data());
+          op.in = reinterpret_cast<const float*>(border.data()), op.in_stride = op.features = features_;
+          op.skipped = 0, op.onto = 0, op.out = to + from * stride, op.out_stride = stride;
+          xq_float_product_run(&op, 0, count);
+        };
+        copied(0, first);
+        copied(last, width - last);
+        op.in_stride = window_.stride[2] * a.c, op.features = line_features;
+        op.out = to + first * stride, op.out_stride = stride, op.onto = 0;
+        for (int64_t i = 0; i < window_.kernel[0]; ++i)
+          for (int64_t j = 0; j < window_.kernel[1]; ++j) {
+            const int64_t at_z = z * window_.stride[0] - window_.padding[0] + i * window_.dilation[0];
+            const int64_t at_y = y * window_.stride[1] - window_.padding[1] + j * window_.dilation[1];
+            if (at_z < 0 || at_z >= a.d || at_y < 0 || at_y >= a.h) continue;
+            const auto* from = reinterpret_cast<const float*>(image + at_z * a.stride_d + at_y * a.stride_h);
+            op.in = from + (first * window_.stride[2] - window_.padding[2]) * a.c;
+            op.skipped = (i * window_.kernel[1] + j) * line_features;
+            xq_float_product_run(&op, 0, last - first);
+            op.onto = 1;
+          }
+        if (!op.onto)  // which looks at padding alone
+          for (int64_t x = first; x < last; ++x) std::copy_n(op.bias, out_.view.c, to + x * stride);
+      });
+    }
+  }
+
+  // Depthwise: lines of the result, in which pixels that meet the same taps are computed together.
+  void depthwise_lines(const xq_tensor& a, uint8_t* out, int64_t begin, int64_t end) const {
     const int64_t width = window_.sizes[2];
     const Scratch sums(static_cast<size_t>(results(width)));
     std::vector<int64_t> offsets(static_cast<size_t>(window_.taps));
@@ -176,7 +238,8 @@ class FloatConvStep final : public Step {
   int64_t out_stride_ = 0, features_ = 0, rows_ = 0, block_ = 0;
   Table weight_, bias_;
   WindowCopies copies_;
-  bool as_they_are_ = false;  // whether the input is these windows
+  bool as_they_are_ = false;     // whether the input is these windows
+  bool where_they_lie_ = false;  // or lines of them are adjacent in it
   std::vector<xq_float_function> functions_;
   RowRounding rounding_;
   double nanoseconds_ = 0;

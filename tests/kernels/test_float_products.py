@@ -34,6 +34,10 @@ def test_products(lib: capi.Library, isa: str) -> None:
         same = float_product(lib, "reference", x, weight, bias, outputs + 2)
         assert np.array_equal(found, same, equal_nan=True)
         assert np.isnan(found[:, outputs:]).all()
+        parts = [1, features - 1] if features > 2 else []
+        assert np.array_equal(
+            float_product(lib, isa, x, weight, bias, outputs + 2, parts), same, equal_nan=True
+        )
         exact = x.astype(np.float64) @ weight.transpose(1, 0, 2).reshape(features, -1)[:, :outputs]
         np.testing.assert_allclose(found[:, :outputs], exact + bias, rtol=1e-4, atol=1e-4)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,7 +76,8 @@ class FloatProduct(ctypes.Structure):
     """``xq_float_product``."""
 
     _fields_ = _fields(
-        "p in_, weight, bias, out; l in_stride, out_stride, features, out_features; i isa"
+        "p in_, weight, bias, out; l in_stride, out_stride, features, out_features, panel; "
+        "l skipped; i onto, isa"
     )
 
 
@@ -197,19 +200,25 @@ def gru_gates(library: Library, isa: str, own: Floats, hidden: Floats, before: F
 
 
 def float_product(
-    library: Library, isa: str, rows: Floats, weight: Floats, bias: Floats, width: int
-) -> Floats:
-    """Rows [n, features] times weights [panel, feature, 16], in rows that are ``width`` apart."""
-    outputs = len(bias)
+    library: Library, isa: str, rows: Floats, weight: Floats, bias: Floats, width: int,
+    parts: Sequence[int] = (),
+) -> Floats:  # fmt: skip
+    """Rows [n, features] times weights [panel, feature, 16], in rows that are ``width`` apart.
+
+    In calls of the features up to each of ``parts`` and the rest.
+    """
+    outputs, features = len(bias), weight.shape[1]
     biases = np.zeros(weight.shape[0] * 16, np.float32)
     biases[:outputs] = bias
     out = np.full((len(rows), width), np.nan, np.float32)
-    op = FloatProduct(
-        in_=rows.ctypes.data, weight=weight.ctypes.data, bias=biases.ctypes.data,
-        out=out.ctypes.data, in_stride=rows.shape[1], out_stride=width,
-        features=weight.shape[1], out_features=outputs, isa=ISAS[isa],
-    )  # fmt: skip
-    library.lib.xq_float_product_run(ctypes.byref(op), ctypes.c_int64(0), ctypes.c_int64(len(out)))
+    for begin, end in itertools.pairwise([0, *parts, features]):
+        op = FloatProduct(
+            in_=rows.ctypes.data + 4 * begin, weight=weight.ctypes.data, bias=biases.ctypes.data,
+            out=out.ctypes.data, in_stride=rows.shape[1], out_stride=width, features=end - begin,
+            out_features=outputs, panel=features, skipped=begin, onto=begin > 0, isa=ISAS[isa],
+        )  # fmt: skip
+        rows_of = (ctypes.c_int64(0), ctypes.c_int64(len(out)))
+        library.lib.xq_float_product_run(ctypes.byref(op), *rows_of)
     return out
 
 

@@ -39,6 +39,7 @@ def _layers(seed: int) -> tuple[nn.Sequential, torch.Tensor]:
     if draw.random() < 0.7:
         layers.append(conv(outputs, 2, 1))
     sizes = [r + draw.choice([0, 3, 13]) for r in reach]
+    sizes[-1] += draw.choice([0, 70])  # lines that are multiplied where they lie
     return nn.Sequential(*layers).eval(), torch.randn(draw.choice([1, 3]), 3, *sizes)
 
 
@@ -49,7 +50,7 @@ def _float_steps(part: CompiledModule) -> int:
 @pytest.mark.filterwarnings("ignore")
 def test_any_layer() -> None:
     seen = 0
-    for seed in range(60):
+    for seed in range(100):
         model, x = _layers(seed)
         made = x86quant.quantize(
             model, [(x,)], progress=False, speed_check=False, effort="fast", float_layers=["1"]
@@ -63,7 +64,7 @@ def test_any_layer() -> None:
             close = torch.isclose(found, wanted, rtol=1e-4, atol=1e-4)
             assert close.float().mean() > 0.98, seed
             assert (found - wanted).abs().max() <= 0.05 * wanted.abs().max() + 1e-4, seed
-    assert seen >= 45
+    assert seen >= 75
 
 
 class _Spelled(nn.Module):

@@ -31,7 +31,7 @@ _Tensors = tuple[torch.Tensor, "torch.Tensor | None"]
 def lower_float_convolution(gm: GraphModule) -> int:
     """A convolution that stays in float becomes ``x86quant.float_conv``.
 
-    Those with groups stay as they are, but for depthwise ones.
+    Those with groups stay as they are, but for depthwise ones, and those that torch is faster at.
 
     Returns the number of convolutions.
     """
@@ -41,9 +41,7 @@ def lower_float_convolution(gm: GraphModule) -> int:
         if found is None:
             continue
         (weight, bias), window = found
-        groups = window["groups"]
-        depthwise = groups == weight.shape[0] and weight.shape[1] == 1
-        if len(node.meta.get("shape") or ()) != weight.dim() or not (groups == 1 or depthwise):
+        if len(node.meta.get("shape") or ()) != weight.dim() or not _pays(weight, window):
             continue
         with gm.graph.inserting_before(node):
             given = {
@@ -61,6 +59,20 @@ def lower_float_convolution(gm: GraphModule) -> int:
         replace(node, floats)
         changed += 1
     return finish(gm, changed)
+
+
+#: Fewer channels of a depthwise convolution than these fill no vector; windows of many lines of
+#: fewer floats take longer to copy than torch does to multiply them.
+_LEAST_CHANNELS, _LEAST_LINE, _MANY_LINES = 16, 4, 16
+
+
+def _pays(weight: torch.Tensor, window: dict[str, Any]) -> bool:
+    """Whether the native convolution takes no longer than torch's."""
+    if window["groups"] != 1:
+        depthwise = window["groups"] == weight.shape[0] and weight.shape[1] == 1
+        return depthwise and weight.shape[0] >= _LEAST_CHANNELS
+    line = weight.shape[1] * weight.shape[-1]
+    return line >= _LEAST_LINE or weight[0].numel() <= _MANY_LINES * line
 
 
 def _of_module(gm: GraphModule, node: Node) -> tuple[_Tensors, dict[str, Any]] | None:
