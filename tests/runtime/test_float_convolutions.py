@@ -139,3 +139,16 @@ def test_a_saved_one_runs_again(tmp_path: object) -> None:
     x86quant.save(made, path)
     with torch.no_grad():
         assert torch.equal(x86quant.load(path)(x), made(x))
+
+
+def test_windows_that_lie_in_padding_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 20, 3, padding=(4, 1))).eval()
+    x = torch.randn(2, 3, 5, 40)
+    made = x86quant.quantize(model, [(x,)], progress=False, speed_check=False, effort="fast",
+                             float_layers=["1"])  # fmt: skip
+    assert isinstance(made, CompiledModule)
+    assert _float_steps(made) == 1
+    with torch.no_grad():
+        (wanted,) = torch.utils._pytree.tree_leaves(made.graph_module(x))
+        torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
