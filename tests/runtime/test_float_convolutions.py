@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,11 +132,11 @@ def test_what_others_read_stays() -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_saved_one_runs_again(tmp_path: object) -> None:
+def test_a_saved_one_runs_again(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 33, 35)
     made = _kept(_Spelled(), x)
-    path = f"{tmp_path}/model.x86q"
+    path = tmp_path / "model.x86q"
     x86quant.save(made, path)
     with torch.no_grad():
         assert torch.equal(x86quant.load(path)(x), made(x))
@@ -152,3 +153,14 @@ def test_windows_that_lie_in_padding_alone() -> None:
     with torch.no_grad():
         (wanted,) = torch.utils._pytree.tree_leaves(made.graph_module(x))
         torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_profile_and_report_say_that_it_is_float(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 33, 35)
+    made = _kept(_Spelled(), x)
+    steps = x86quant.profile(made, (x,), runs=1).steps
+    assert [one.step.kind for one in steps if one.step.in_float] == ["conv (float)"]
+    report = x86quant.report(made, tmp_path / "page.html", (x,), runs=1)
+    assert [layer.layer for layer in report.layers if layer.in_float] == ["kept"]
+    assert "1 of them float ops" in str(report)

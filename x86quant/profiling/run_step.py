@@ -23,11 +23,6 @@ _Shape = tuple[int, ...]
 _FLOAT_OPS = {"float_conv": "conv", "float_conv_codes": "conv"}
 
 
-def is_float(op: str, kernel: str) -> bool:
-    """Whether what computes ``op`` does so in float."""
-    return kernel == TORCH or op in _FLOAT_OPS
-
-
 @dataclasses.dataclass(frozen=True)
 class RunStep:
     """One thing that a compiled model does.
@@ -66,11 +61,16 @@ class RunStep:
     parts: int = 1
 
     @property
+    def in_float(self) -> bool:
+        """Whether it computes in float, or moves data in torch."""
+        return self.kernel == TORCH or self.op in _FLOAT_OPS
+
+    @property
     def kind(self) -> str:
         """A coarse name to group by: "conv 3×3 s2", "depthwise 5×5", "linear", "add", …"""
         if self.choice is None:
             op = _FLOAT_OPS.get(self.op, self.op)
-            return f"{op} (float)" if is_float(self.op, self.kernel) else op
+            return f"{op} (float)" if self.in_float else op
         spec = self.choice.spec
         if not spec.kernel:
             return spec.op

@@ -15,7 +15,6 @@ import torch
 from x86quant.explaining.int8_proof import ComputeReport
 from x86quant.files import write_aside
 from x86quant.hardware.cpu import cpu
-from x86quant.profiling.run_step import is_float
 from x86quant.reporting.beside_float import BesideFloat
 from x86quant.reporting.page import page
 from x86quant.terminal.text_table import text_table
@@ -43,7 +42,7 @@ class Precision(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LayerFacts:
-    """One step of a compiled model. None: not measured."""
+    """One step of a compiled model, and whether it computes in float. None: not measured."""
 
     layer: str
     op: str
@@ -56,11 +55,7 @@ class LayerFacts:
     high: float | None = None
     saturation: float | None = None
     float_us: float | None = None
-
-    @property
-    def in_float(self) -> bool:
-        """Whether it runs in float."""
-        return is_float(self.op, self.kernel)
+    in_float: bool = False
 
     def cells(self) -> tuple[str, ...]:
         """As text: layer, op, kernel, rule, µs, float's µs, SQNR, low, high, saturation."""

@@ -56,7 +56,10 @@ def compiled_layers(
 def _step_layer(
     step: RunStep, microseconds: float | None, precision: Precision | None
 ) -> LayerFacts:
-    facts = LayerFacts(step.layer, step.kind, step.kernel, step.rule, step.reason, microseconds)
+    facts = LayerFacts(
+        step.layer, step.kind, step.kernel, step.rule, step.reason, microseconds,
+        in_float=step.in_float,
+    )  # fmt: skip
     return with_precision(facts, precision)
 
 
@@ -200,7 +203,8 @@ def _layer(
         kernel, rule, reason = "native", "", "int8 weights, float arithmetic"
     else:
         kernel, rule, reason = TORCH, "", "a float layer"
-    return LayerFacts(name, kind, kernel, rule, reason, microseconds)
+    in_float = kernel == TORCH
+    return LayerFacts(name, kind, kernel, rule, reason, microseconds, in_float=in_float)
 
 
 def model_report(
