@@ -152,7 +152,7 @@ def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
 def flat_floats(result: Any) -> torch.Tensor:
     """All float tensors in a result, as one flat tensor."""
     tensors = [x for x in tensors_in(result) if x.is_floating_point()]
-    flat = [_smooth(x).flatten() for x in tensors]
+    flat = [_smooth(x.detach()).flatten() for x in tensors]
     return torch.cat([torch.zeros(0, dtype=torch.float32), *flat])
 
 

@@ -14,7 +14,7 @@ from x86quant.compiled.module import CompiledModule
 from x86quant.errors import X86QuantWarning
 from x86quant.graph_sources import forgotten_with_their_graphs
 from x86quant.lowering import lower
-from x86quant.lowering.graph_tools import is_op
+from x86quant.lowering.graph_tools import FLOAT_OPS, is_op
 
 
 def compile(
@@ -41,7 +41,8 @@ def compile(
         UnsupportedError: the model cannot be traced.
     """
     compiled = build(model, example_inputs, plan_cache_bytes)
-    if not any(is_op(node) for node in compiled.graph_module.graph.nodes):
+    nodes = compiled.graph_module.graph.nodes
+    if not any(is_op(node) and not is_op(node, *FLOAT_OPS) for node in nodes):
         warnings.warn(
             f"nothing in {type(model).__name__} is int8, so all of it runs in float: quantize it "
             "first (convert_fx, convert_pt2e), or call x86quant.quantize(model, batches)",

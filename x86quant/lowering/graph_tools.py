@@ -21,6 +21,9 @@ import x86quant.ops  # noqa: F401  registers torch.ops.x86quant
 Bounds = tuple[float | None, float | None]
 UNBOUNDED: Bounds = (None, None)
 
+#: Our ops that compute in float.
+FLOAT_OPS = ("float_conv", "float_conv_codes")
+
 #: Meta keys that a replacement inherits.
 _INHERITED = ("source", "layer", "shape", "qparams", "bounds", "absorbed", "order")
 

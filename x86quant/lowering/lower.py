@@ -17,7 +17,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.from_fx import from_fx
-from x86quant.lowering.graph_tools import attribute, drop_unused_buffers, is_op, label, own_call
+from x86quant.lowering.graph_tools import (
+    FLOAT_OPS,
+    attribute,
+    drop_unused_buffers,
+    is_op,
+    label,
+    own_call,
+)
 from x86quant.lowering.passes import PASSES, Pass, Report, run_passes
 from x86quant.lowering.passes.floats import FLOAT_RESULTS
 from x86quant.lowering.passes.moves import is_shape_node
@@ -103,7 +110,7 @@ def _copied(canonical: GraphModule) -> GraphModule:
 
 def computes_in_float(node: Node) -> bool:
     """Whether ``node`` is a convolution that stays in float, or a float op of torch: no view."""
-    if is_op(node, "float_conv", "float_conv_codes"):
+    if is_op(node, *FLOAT_OPS):
         return True
     if node.op in ("placeholder", "get_attr", "output") or is_op(node) or lies_as_in_float(node):
         return False
