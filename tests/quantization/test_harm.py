@@ -17,6 +17,7 @@ from x86quant.errors import X86QuantWarning
 from x86quant.quantization import harm
 from x86quant.quantization.batches import Calibration
 from x86quant.quantization.kit import simulation
+from x86quant.quantization.layer_products import products
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
@@ -222,3 +223,39 @@ def test_what_is_never_enough_is_taken_where_it_is_clearly_better(
         )  # fmt: skip
     assert ("3" in made.quantization.float_layers) == spoilt
     assert len(made.quantization.float_layers) == (2 if spoilt else 0)
+
+
+@pytest.mark.parametrize("effort", ["default", "best"])
+def test_what_takes_much_time_in_float_has_to_gain_much(
+    effort: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst layer has nearly all products."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(8, 64, 3, padding=1), nn.Conv2d(64, 8, 5, padding=2)]
+    layers += [nn.Conv2d(8, 8, 1) for _ in range(4)]
+    with torch.no_grad():  # one scale for channels of very different sizes
+        layers[0].weight[0] *= 40
+        layers[1].weight[:, 0] = 0
+    monkeypatch.setattr("x86quant.quantization.outcome._MOST_IN_FLOAT", 0.5)
+    monkeypatch.setattr("x86quant.quantization.outcome._ALL_IN_FLOAT_DB", 1000.0)
+    monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", 1000.0)
+    calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]
+    with pytest.warns(X86QuantWarning, match="harm it most"):
+        made: Any = x86quant.quantize(
+            nn.Sequential(*layers).eval(), calls, mode="static", speed_check=False, progress=False,
+            equalize=False, effort=effort,
+        )  # fmt: skip
+    assert bool(made.quantization.float_layers) == (effort == "best")
+
+
+def test_products_of_each_layer_are_counted() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1, groups=8), nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 5),
+    ).eval()  # fmt: skip
+    settings = Settings(progress=False, speed_check=False, mode="static")
+    prepared = prepare(model, [(torch.randn(2, 3, 8, 8),)], settings)
+    found = {name: count for name, count in products(prepared).items() if count}
+    assert found == {
+        "0": 2 * 8 * 64 * 27, "2": 2 * 8 * 16 * 9, "4": 2 * 5 * 128
+    }  # fmt: skip

@@ -33,6 +33,7 @@ from x86quant.quantization.choices import Choices
 from x86quant.quantization.graphs.given_graphs import give_graphs, wants_graphs
 from x86quant.quantization.harm import rough_harms, sqnr_between
 from x86quant.quantization.judging import half_agreement, in_words, top_agreement, worst_group
+from x86quant.quantization.layer_products import products
 from x86quant.quantization.perplexity import Scored, is_causal_lm, perplexity
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.settings import Settings
@@ -62,6 +63,8 @@ _BATCHES = 4
 _SIMULATION_IS_OFF_BY = 1.0
 #: So many models are tried to find layers that bring the noise down.
 _TRIALS = 8
+#: Of a network that is usable as it is, all layers in float would be worth so many dB.
+_ALL_IN_FLOAT_DB = 20.0
 
 
 def checked(outcome: Choices, settings: Settings) -> Any:
@@ -72,7 +75,7 @@ def checked(outcome: Choices, settings: Settings) -> Any:
         outcome = _judged(outcome, model)
         outcome, model = _without_costly_steps(outcome, model)
         outcome, model = _wide_enough(outcome, model)
-        outcome, model = _good_enough(outcome, model)
+        outcome, model = _good_enough(outcome, model, at_any_cost=settings.effort == "best")
         if settings.speed_check:
             outcome, model = _no_slower(outcome, model, sample)
             if settings.effort == "best" and speed.can_tell():
@@ -421,10 +424,13 @@ def _wide_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     return best
 
 
-def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
+def _good_enough(
+    outcome: Choices, model: nn.Module, *, at_any_cost: bool = False
+) -> tuple[Choices, nn.Module]:
     """With the worst layers in float until every output has :data:`ENOUGH_DB`, if that helps.
 
-    What has :data:`USABLE_DB` as it is gives up a share of its layers at most.
+    What has :data:`USABLE_DB` as it is gives up a share of its layers at most, and products in
+    proportion to what is gained, unless that may come ``at_any_cost``.
     """
     if _is_enough(outcome) or outcome.search is not None or not outcome.int8_layers:
         return outcome, model
@@ -442,6 +448,7 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     usable = before >= USABLE_DB
     most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
     best = (outcome, model)
+    shares = _shares(prepared)
     size = 1
     for _ in range(0 if prepared.has_budget else _TRIALS):  # which one in float would exceed
         size = min(size, most)
@@ -451,12 +458,15 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
         least = USABLE_DB if size > _MOST_IN_FLOAT * len(order) else ENOUGH_DB
         # What is not enough is better than nothing where it is clearly better.
         wanted = min(least, before + _WORTH_DB) if size == most else least
-        if expected >= wanted - _SIMULATION_IS_OFF_BY:
+        # What takes more time has to gain more.
+        share = 0.0 if at_any_cost or not usable else sum(shares[name] for name in order[:size])
+        gain = _ALL_IN_FLOAT_DB * share
+        if expected >= max(wanted, before + gain) - _SIMULATION_IS_OFF_BY:
             other, _ = _tried(tried)
             if other is not None:
                 tried = _judged(tried, other)
                 found = min(tried.sqnr_db, default=least)
-                if found >= wanted or _is_enough(tried):
+                if (found >= wanted or _is_enough(tried)) and found >= before + gain:
                     best = (tried, other)
                     break
         if size == most:
@@ -467,6 +477,13 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
         outcome = outcome.noting(_MORE_DATA)
     _say_what_is_lost(outcome, before, harm)
     return outcome, model
+
+
+def _shares(prepared: PreparedModel) -> dict[str, float]:
+    """The share of each layer in the products of all."""
+    counts = products(prepared)
+    total = max(sum(counts.values()), 1)
+    return {name: counts.get(name, 0) / total for name in prepared.layers}
 
 
 def _where_float_is_cheap(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
