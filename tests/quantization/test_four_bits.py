@@ -256,12 +256,12 @@ def test_convolutions_before_linears_of_four_bits(bits: Any) -> None:
 def test_bits_are_of_linears_that_are_not_static() -> None:
     """Layers that static int8 harms come back to float as they do with 8 bits."""
     torch.manual_seed(0)
-    convs = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)
+    convs = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(8)]
     net = nn.Sequential(*convs, nn.Flatten(1)).eval()
     with torch.no_grad():  # one channel leaves few codes to the others
-        net[0].weight[0] *= 100
-        net[2].weight[:, 0] /= 100
-    batches = [torch.randn(2, 3, 10, 10) for _ in range(4)]
+        convs[3].weight[0] *= 300
+        convs[4].weight[:, 0] = 0
+    batches = [torch.randn(2, 8, 12, 12) for _ in range(4)]
     eight, four = (
         x86quant.quantize(
             net, batches, weight_bits=bits, equalize=False, speed_check=False, progress=False

@@ -64,7 +64,7 @@ _SIMULATION_IS_OFF_BY = 1.0
 #: So many models are tried to find layers that bring the noise down.
 _TRIALS = 8
 #: Of a network that is usable as it is, all layers in float would be worth so many dB.
-_ALL_IN_FLOAT_DB = 20.0
+_ALL_IN_FLOAT_DB = 25.0
 
 
 def checked(outcome: Choices, settings: Settings) -> Any:
