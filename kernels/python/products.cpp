@@ -7,7 +7,6 @@
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "../runtime/row_pack.h"
-#include "../runtime/scratch.h"
 #include "arguments.h"
 #include "module.h"
 
@@ -128,43 +127,33 @@ PyObject* weight_only_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// float_rows(x, weight, bias, rows, stride): float32 x [images, length], of each of which `rows` rows are read, `stride`
-// floats from one to the next, times weight (out, in): [images, rows, out].
+// float_rows(x, weight, bias, outputs, rows, stride): float32 x [images, length], of each of which `rows` rows are read,
+// `stride` floats from one to the next, times panels of weights [panels, in, XQ_PANEL], with biases of whole panels:
+// [images, rows, outputs].
 PyObject* float_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return answer([&] {
-    const Arguments a("float_rows", args, count, 5);
-    const Tensor x = a.tensor(0).contiguous(), weight = a.tensor(1).contiguous();
-    const OptionalTensor bias = contiguous(a.optional(2));
-    const int64_t rows = a.integer(3), stride = a.integer(4);
-    bool fits = x->dims == 2 && weight->dims == 2 && x->type == Type::kFloat && weight->type == Type::kFloat && x->is_cpu &&
-                weight->is_cpu && rows >= 1 && stride >= 1 && weight->size(0) >= 1 && weight->size(1) >= 1;
-    fits = fits && (rows - 1) <= (x->size(1) - weight->size(1)) / stride && weight->size(1) <= x->size(1);
-    if (bias) fits = fits && bias->view().count() == weight->size(0) && bias->view().type == Type::kFloat && bias->view().is_cpu;
+    const Arguments a("float_rows", args, count, 6);
+    const Tensor x = a.tensor(0).contiguous(), weight = a.tensor(1).contiguous(), bias = a.tensor(2).contiguous();
+    const int64_t outputs = a.integer(3), rows = a.integer(4), stride = a.integer(5);
+    bool fits = x->dims == 2 && weight->dims == 3 && outputs >= 1 && rows >= 1 && stride >= 1;
+    for (const Tensor* t : {&x, &weight, &bias}) fits = fits && (*t)->type == Type::kFloat && (*t)->is_cpu;
+    fits = fits && weight->size(0) == (outputs - 1) / XQ_PANEL + 1 && weight->size(2) == XQ_PANEL && weight->size(1) >= 1 &&
+           bias->count() == weight->size(0) * XQ_PANEL && weight->size(1) <= x->size(1) &&
+           rows - 1 <= (x->size(1) - weight->size(1)) / stride;
     X86QUANT_REQUIRE(fits, "the operands of a product of float rows do not fit each other");
-    const int64_t images = x->size(0), outputs = weight->size(0), features = weight->size(1);
-    const int64_t panels = (outputs + XQ_PANEL - 1) / XQ_PANEL;
+    const int64_t images = x->size(0);
     NewTensor out(Type::kFloat, {images, rows, outputs});
-    if (images == 0) return out.release();
     xq_float_product op{};
-    op.in_stride = stride, op.out_stride = outputs, op.features = op.panel = features, op.out_features = outputs;
+    op.weight = weight->as<float>(), op.bias = bias->as<float>();
+    op.in_stride = stride, op.out_stride = op.out_features = outputs, op.features = op.panel = weight->size(1);
     op.isa = native_isa();
-    const auto *from = x->as<float>(), *weights = weight->as<float>();
-    const float* biases = bias ? bias->view().as<float>() : nullptr;
+    const auto* from = x->as<float>();
     auto* to = out.data<float>();
     without_gil([&] {
-      const runtime::Scratch packed(static_cast<size_t>(panels * XQ_PANEL * (features + 1)) * sizeof(float));
-      auto* panel = reinterpret_cast<float*>(packed.data());
-      auto* padded = panel + panels * XQ_PANEL * features;
-      std::fill(panel, padded + panels * XQ_PANEL, 0.0f);
-      for (int64_t n = 0; n < outputs; ++n) {
-        float* lane = panel + n / XQ_PANEL * features * XQ_PANEL + n % XQ_PANEL;
-        for (int64_t k = 0; k < features; ++k) lane[k * XQ_PANEL] = weights[n * features + k];
-        if (biases) padded[n] = biases[n];
-      }
-      op.weight = panel, op.bias = padded;
       constexpr int64_t kRowsAtOnce = 120, kProductsEach = 200'000;  // fewer are not worth waking a thread for
       const int64_t blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
-      const int threads = runtime::useful_threads(images * rows * outputs / 4 * features / (kProductsEach / 4) + 1);
+      const double products = static_cast<double>(out.count()) * static_cast<double>(op.features);
+      const int threads = runtime::useful_threads(static_cast<int64_t>(products / kProductsEach) + 1);
       runtime::split(images * blocks, threads, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t image = i / blocks, first = i % blocks * kRowsAtOnce;

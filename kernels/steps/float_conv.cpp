@@ -48,7 +48,7 @@ class FloatConvStep final : public Step {
     rows_ = out.n * out.d * out.h * out.w;
     as_they_are_ = window_.is_one_pixel() && pixels_follow(a, a.stride_w) && a.stride_w % kFloat == 0;
     where_they_lie_ = !as_they_are_ && !depthwise_ && window_.dilation[2] == 1 && a.stride_w == a.c * kFloat &&
-                      inside_end(a.w) - inside_begin() >= kLeastPixels &&
+                      window_.inside_end(a.w) - window_.inside_begin() >= kLeastPixels &&
                       window_.kernel[2] * a.c * ((out.c + XQ_PANEL - 1) / XQ_PANEL) >= kLeastSteps;
     read_functions(fields);
     if (to_codes_) rounding_ = RowRounding(fields, "out_mult", fields.zero_point("out_zp"), out.c);
@@ -113,18 +113,9 @@ class FloatConvStep final : public Step {
     return op;
   }
 
-  // The first pixel of a line whose window begins in the image, and the first one behind whose window ends outside.
-  int64_t inside_begin() const {
-    return std::min<int64_t>((window_.padding[2] + window_.stride[2] - 1) / window_.stride[2], window_.sizes[2]);
-  }
-  int64_t inside_end(int64_t width) const {
-    const int64_t room = width - window_.kernel[2] + window_.padding[2];
-    return room < 0 ? 0 : std::min(room / window_.stride[2] + 1, window_.sizes[2]);
-  }
-
   // Lines of the result: a line of windows after the other is multiplied where it lies, but for the borders.
   void lines(const xq_tensor& a, uint8_t* out, int64_t begin, int64_t end) const {
-    const int64_t width = window_.sizes[2], first = inside_begin(), last = inside_end(a.w);
+    const int64_t width = window_.sizes[2], first = window_.inside_begin(), last = window_.inside_end(a.w);
     const int64_t line_features = window_.kernel[2] * a.c;
     const Scratch sums(static_cast<size_t>(results(width)));
     const Scratch border(static_cast<size_t>(std::max(first, width - last) * features_ * kFloat));
@@ -190,10 +181,8 @@ class FloatConvStep final : public Step {
 
   // The first pixel of a line behind `x` that meets other taps, or may.
   int64_t alike(int64_t x, int64_t width) const {
-    const int64_t step = window_.stride[2], first = x * step - window_.padding[2];
-    const int64_t reach = int64_t{window_.dilation[2]} * (window_.kernel[2] - 1);
-    if (first < 0 || first + reach >= width) return x + 1;
-    return std::min((width - 1 - reach + window_.padding[2]) / step + 1, window_.sizes[2]);
+    const int64_t end = window_.inside_end(width);
+    return x >= window_.inside_begin() && x < end ? end : x + 1;
   }
 
   // The taps that a pixel meets: where each lies from the image's start.

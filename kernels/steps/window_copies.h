@@ -32,6 +32,13 @@ struct Window {
     }
   }
 
+  // The first pixel of a line whose window begins in the image, and the first one behind whose window ends outside.
+  int64_t inside_begin() const { return std::min<int64_t>((padding[2] + stride[2] - 1) / stride[2], sizes[2]); }
+  int64_t inside_end(int64_t width) const {
+    const int64_t room = width - 1 - int64_t{dilation[2]} * (kernel[2] - 1) + padding[2];
+    return room < 0 ? 0 : std::min(room / stride[2] + 1, sizes[2]);
+  }
+
   // Whether each window is one pixel, which moves by one.
   bool is_one_pixel() const {
     for (int i = 0; i < kWindowDims; ++i)
@@ -95,9 +102,8 @@ class WindowCopies {
     const int64_t before = of_.padding[2] - at[2] * step;  // of the first line, outside of the image
     // Those whose lines lie in the image, as they are.
     const bool joined = of_.dilation[2] == 1 && a.stride_w == pixel_;
-    const int64_t room = a.w - of_.kernel[2] + before;
-    const int64_t begin = joined ? std::clamp<int64_t>((before + step - 1) / step, 0, run) : run;
-    const int64_t end = std::clamp<int64_t>(room >= 0 ? room / step + 1 : 0, begin, run);
+    const int64_t begin = joined ? std::clamp<int64_t>(of_.inside_begin() - at[2], 0, run) : run;
+    const int64_t end = std::clamp<int64_t>(of_.inside_end(a.w) - at[2], begin, run);
     for (int64_t i = 0; i < of_.kernel[0]; ++i)
       for (int64_t j = 0; j < of_.kernel[1]; ++j, to += line) {
         const int64_t z = at[0] * of_.stride[0] - of_.padding[0] + i * of_.dilation[0];

@@ -10,6 +10,7 @@ from torch import nn
 
 from x86quant import extension
 from x86quant.calling.float_convolutions import native_float_convolutions
+from x86quant.packing.float_panels import float_panels
 
 LAYERS = [
     (nn.Conv2d(16, 70, 1), (2, 16, 40, 33)),
@@ -100,17 +101,21 @@ def test_other_threads_and_gradients_are_torchs(monkeypatch: pytest.MonkeyPatch)
 
 def test_products_that_do_not_fit_are_refused() -> None:
     rows = extension.native().float_rows
-    x, weight = torch.randn(2, 20), torch.randn(3, 6)
-    assert rows(x, weight, None, 8, 2).shape == (2, 8, 3)
+    x = torch.randn(2, 20)
+    weight, bias = float_panels(torch.randn(3, 6), None)
+    assert rows(x, weight, bias, 3, 8, 2).shape == (2, 8, 3)
     wrong: list[tuple[object, ...]] = [
-        (x, weight, None, 9, 2),
-        (x, weight, torch.randn(2), 8, 2),
-        (x, weight, None, 0, 2),
-        (x, weight, None, 8, 0),
-        (x.double(), weight, None, 8, 2),
-        (x[0], weight, None, 8, 2),
-        (x, torch.randn(3, 21), None, 1, 1),
-        (x, weight[:0], None, 8, 2),
+        (x, weight, bias, 3, 9, 2),
+        (x, weight, bias[:2], 3, 8, 2),
+        (x, weight, bias, 3, 0, 2),
+        (x, weight, bias, 3, 8, 0),
+        (x, weight, bias, 0, 8, 2),
+        (x, weight, bias, 17, 8, 2),
+        (x, weight[..., :8], bias, 3, 8, 2),
+        (x.double(), weight, bias, 3, 8, 2),
+        (x[0], weight, bias, 3, 8, 2),
+        (x, *float_panels(torch.randn(3, 21), None), 3, 1, 1),
+        (x, weight[:0], bias, 3, 8, 2),
     ]
     for one in wrong:
         with pytest.raises(ValueError, match="do not fit each other"):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.fx import Graph, GraphModule
 
 import x86quant
 from tests.torch_threads import threads_of
 from x86quant.compiled.module import CompiledModule
-from x86quant.lowering.graph_tools import is_op
+from x86quant.lowering.graph_tools import add_constant, emit, is_op
 
 
 def _layers(seed: int) -> tuple[nn.Sequential, torch.Tensor]:
@@ -164,3 +166,30 @@ def test_profile_and_report_say_that_it_is_float(tmp_path: Path) -> None:
     report = x86quant.report(made, tmp_path / "page.html", (x,), runs=1)
     assert [layer.layer for layer in report.layers if layer.in_float] == ["kept"]
     assert "1 of them float ops" in str(report)
+
+
+@pytest.mark.filterwarnings("error::x86quant.errors.X86QuantWarning")
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_codes_that_are_joined_along_any_dimension(rank: int, depthwise: bool) -> None:
+    """Written where they belong, or copied there."""
+    torch.manual_seed(0)
+    window: Any = {"stride": [1] * rank, "padding": [1] * rank, "dilation": [1] * rank}
+    for dim in range(rank + 2):
+        graph, root = Graph(), nn.Module()
+        x, parts = graph.placeholder("x"), []
+        for name in ("first", "second"):
+            weight = torch.randn(16, 1 if depthwise else 16, *[3] * rank)
+            parts.append(emit(
+                graph, "float_conv_codes", x=x, weight=add_constant(root, graph, name, weight),
+                bias=None, **window, groups=16 if depthwise else 1, functions=[], numbers=[],
+                out_scale=0.1, out_zp=100,
+            ))  # fmt: skip
+        same = {"x_scales": [0.1] * 2, "x_zps": [100] * 2, "out_scale": 0.1, "out_zp": 100}
+        graph.output((emit(graph, "cat", xs=parts, dim=dim, **same),))
+        made = CompiledModule(GraphModule(root, graph))
+        given = torch.randn(2, 16, *[6, 7, 30][-rank:])
+        (wanted,), (found,) = made.graph_module(given), made(given)
+        apart = (wanted.int() - found.int()).abs()
+        assert apart.max() <= 1
+        assert (apart > 0).float().mean() < 0.01

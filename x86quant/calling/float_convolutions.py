@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from x86quant import extension
+from x86quant.packing.float_panels import float_panels
 from x86quant.packing.linear_dynamic import extension_loads
 
 _LAYERS = (nn.Conv1d, nn.Conv2d)
@@ -86,7 +87,7 @@ def _product(
     flat = x.flatten(2).transpose(1, 2).reshape(images, length * channels)
     taps = weight.flatten(2).transpose(1, 2).reshape(weight.shape[0], window * channels)
     found: torch.Tensor = extension.native().float_rows(
-        flat, taps.contiguous(), bias, rows, stride * channels
+        flat, *float_panels(taps, bias), len(taps), rows, stride * channels
     )
     return _shaped(found, size)
 

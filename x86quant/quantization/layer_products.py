@@ -31,8 +31,9 @@ def products(prepared: PreparedModel) -> dict[str, int]:
     def count(name: str, _: Call, result: Any) -> None:
         counts[name] = counts.get(name, 0) + _products(modules[name], result)
 
-    with torch.no_grad(), watched(modules, after=count):
-        call(prepared.model)
+    if modules:
+        with torch.no_grad(), watched(modules, after=count):
+            call(prepared.model)
     return counts
 
 

@@ -448,7 +448,7 @@ def _good_enough(
     usable = before >= USABLE_DB
     most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
     best = (outcome, model)
-    shares = _shares(prepared)
+    shares = _shares(prepared) if usable and not at_any_cost else {}
     size = 1
     for _ in range(0 if prepared.has_budget else _TRIALS):  # which one in float would exceed
         size = min(size, most)
@@ -459,8 +459,7 @@ def _good_enough(
         # What is not enough is better than nothing where it is clearly better.
         wanted = min(least, before + _WORTH_DB) if size == most else least
         # What takes more time has to gain more.
-        share = 0.0 if at_any_cost or not usable else sum(shares[name] for name in order[:size])
-        gain = _ALL_IN_FLOAT_DB * share
+        gain = _ALL_IN_FLOAT_DB * sum(shares.get(name, 0.0) for name in order[:size])
         if expected >= max(wanted, before + gain) - _SIMULATION_IS_OFF_BY:
             other, _ = _tried(tried)
             if other is not None:

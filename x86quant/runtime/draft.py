@@ -85,16 +85,26 @@ class Draft:
         return Value(buffer, meta)
 
     def output_of(
-        self, node: Node, order: Sequence[int], dtype: torch.dtype = torch.uint8
+        self,
+        node: Node,
+        order: Sequence[int],
+        dtype: torch.dtype = torch.uint8,
+        *,
+        without_gaps: bool = False,
     ) -> Value:
-        """Where ``node`` writes: its part of a concatenation, an output, or a buffer of its own."""
+        """Where ``node`` writes: its part of a concatenation, an output, or a buffer of its own.
+
+        ``without_gaps`` is for what writes one pixel behind the other: no part with the lines of
+        others between its own.
+        """
         placement = self.placements.get(node)
         if placement is not None:
             whole = self.cat_buffer(placement.cat)
-            if layout.order_of(whole.meta)[-1] == order[-1]:
+            fits = not without_gaps or placement.dim in (order[0], order[-1])
+            if fits and layout.order_of(whole.meta)[-1] == order[-1]:
                 part = whole.meta.narrow(placement.dim, placement.start, placement.size)
                 return Value(whole.buffer, part)
-            del self.placements[node]  # it writes what is not adjacent there: it is copied
+            del self.placements[node]  # it cannot write there: it is copied
         base = 0
         if node in self._output_nodes:
             base = self._base_of_output(node)

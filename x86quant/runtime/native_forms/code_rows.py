@@ -15,10 +15,14 @@ from x86quant.lowering.graph_tools import attribute, op_name
 from x86quant.ops.rows import CODES, NORM_KINDS, NORMED, TOTAL
 from x86quant.packing.linear_dynamic import Weights, row_routes
 from x86quant.routing.sizes import Sizes
-from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
-from x86quant.runtime.native_forms.windows import window_of, window_sizes
+from x86quant.runtime.native_forms.windows import (
+    in_their_order,
+    real_result,
+    window_of,
+    window_sizes,
+)
 from x86quant.runtime.plan import Value, multiply_adds
 from x86quant.runtime.programs import NativeStep, as_image
 from x86quant.weight_form import features_of
@@ -213,14 +217,7 @@ def _conv_real(draft: Draft, node: Node) -> Value:
     weight, scale, bias = _weights(draft, node, *_WEIGHTS)
     rows = weight.flatten(1)
     pack = _pack(draft.packs.programs.row_linear((rows, scale, bias), kwargs["activation"]))
-    rank = x.meta.dim()
-    order = layout.channels_last_order(rank)
-    # Results of few dimensions lie in their order as well.
-    in_order = rank <= 3 or kwargs.get("contiguous")
-    if in_order:
-        out = draft.new(node.name, layout.like(draft.shapes[node], order, torch.float32))
-    else:
-        out = draft.output_of(node, order, torch.float32)
+    out, moves = real_result(draft, node)
     fields = {
         "a": as_image(x), "pack": pack, "out": out, "a_scale": kwargs["x_scale"],
         "a_zp": kwargs["x_zp"], **window_of(kwargs, weight.shape[1:-1]),
@@ -230,9 +227,7 @@ def _conv_real(draft: Draft, node: Node) -> Value:
         multiply_adds=multiply_adds(tuple(out.shape), tuple(weight.shape), 0),
         weight_bytes=weight.numel(),
     )  # fmt: skip
-    if not in_order:
-        return out
-    return draft.copy(node, out, draft.output_of(node, range(rank), torch.float32))
+    return in_their_order(draft, node, out) if moves else out
 
 
 def _linear_rows_rows(draft: Draft, node: Node) -> Results:

@@ -6,32 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch.fx import Node
 
 from x86quant.lowering.graph_tools import is_op
 from x86quant.ops.float_conv import FUNCTIONS
+from x86quant.packing.float_panels import float_panels
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
-from x86quant.runtime.native_forms.windows import window_of, window_sizes
+from x86quant.runtime.native_forms.windows import (
+    in_their_order,
+    real_result,
+    window_of,
+    window_sizes,
+)
 from x86quant.runtime.plan import Value, multiply_adds
 from x86quant.runtime.programs import NativeStep, as_image
 
-#: Output channels whose weights lie side by side (``kernels/native/float_products.h``).
-_PANEL = 16
-
-
-def _panels(weight: torch.Tensor) -> torch.Tensor:
-    """The weight [out, C, *kernel] as [panel, tap and channel, _PANEL], in one dimension."""
-    rows = weight.movedim(1, -1).flatten(1)
-    rows = F.pad(rows, (0, 0, 0, -len(rows) % _PANEL))
-    return rows.reshape(-1, _PANEL, rows.shape[1]).movedim(1, -1).contiguous().flatten()
-
 
 def _taps(weight: torch.Tensor) -> torch.Tensor:
-    """The weight [C, 1, *kernel] as [tap, channel], in one dimension."""
-    return weight.flatten(1).t().contiguous().flatten()
+    """The weight [C, 1, *kernel] as [tap, channel]."""
+    return weight.flatten(1).t().contiguous()
 
 
 def _float_conv(draft: Draft, node: Node) -> Value:
@@ -44,18 +39,17 @@ def _float_conv(draft: Draft, node: Node) -> Value:
     depthwise = kwargs["groups"] > 1
     packed, filled = _taps(weight), bias
     if not depthwise:
-        packed, filled = _panels(weight), F.pad(bias, (0, -len(bias) % _PANEL))
-    rank, codes = x.meta.dim(), is_op(node, "float_conv_codes")
-    order = layout.channels_last_order(rank)
-    # Of floats whose channels are not to be adjacent in the end: they are copied there.
-    in_order = not codes and (rank <= 3 or kwargs["contiguous"])
-    if in_order:
-        out = draft.new(node.name, layout.like(draft.shapes[node], order, torch.float32))
+        packed, filled = float_panels(weight.movedim(1, -1).flatten(1), bias)
+    codes = is_op(node, "float_conv_codes")
+    if codes:
+        order = layout.channels_last_order(x.meta.dim())
+        out, moves = draft.output_of(node, order, without_gaps=True), False
     else:
-        out = draft.output_of(node, order, torch.uint8 if codes else torch.float32)
+        out, moves = real_result(draft, node)
     fields = {
-        "a": as_image(x), "out": as_image(out), "weight": packed, "bias": filled.contiguous(),
-        "depthwise": depthwise, **window_of(kwargs, weight.shape[2:]),
+        "a": as_image(x), "out": as_image(out), "depthwise": depthwise,
+        "weight": packed.flatten(), "bias": filled.contiguous(),
+        **window_of(kwargs, weight.shape[2:]),
     }  # fmt: skip
     if kwargs["functions"]:
         fields["functions"] = [FUNCTIONS.index(name) for name in kwargs["functions"]]
@@ -67,9 +61,7 @@ def _float_conv(draft: Draft, node: Node) -> Value:
         multiply_adds=multiply_adds(tuple(out.shape), tuple(weight.shape), 0),
         weight_bytes=weight.nbytes,
     )  # fmt: skip
-    if not in_order:
-        return out
-    return draft.copy(node, out, draft.output_of(node, range(rank), torch.float32))
+    return in_their_order(draft, node, out) if moves else out
 
 
 def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:

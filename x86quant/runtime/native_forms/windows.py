@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch.fx import Node
+
+from x86quant.runtime import layout
+from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes
+from x86quant.runtime.plan import Value
 
 
 def window_of(kwargs: Any, kernel: Sequence[int]) -> dict[str, list[int]]:
@@ -29,3 +35,19 @@ def window_sizes(known: KnownSizes, kwargs: Any, kernel: Sequence[int]) -> list[
         for size, w, s, p, d in zip(x[2:], kernel, stride, padding, dilation, strict=True)
     ]
     return None if min(sizes) < 1 else sizes
+
+
+def real_result(draft: Draft, node: Node) -> tuple[Value, bool]:
+    """Where windows give floats, channels last, and whether ``in_their_order`` has to copy them."""
+    shape = draft.shapes[node]
+    order = layout.channels_last_order(len(shape))
+    # Results of few dimensions lie in their order as well.
+    if len(shape) <= 3 or node.kwargs.get("contiguous"):
+        return draft.new(node.name, layout.like(shape, order, torch.float32)), True
+    return draft.output_of(node, order, torch.float32), False
+
+
+def in_their_order(draft: Draft, node: Node, floats: Value) -> Value:
+    """A copy whose dimensions lie in memory as they are counted."""
+    order = range(len(draft.shapes[node]))
+    return draft.copy(node, floats, draft.output_of(node, order, torch.float32))
