@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from x86quant.errors import InvalidInputError
+from x86quant.observing.native_floats import counted, in_memory_order
 from x86quant.observing.observer import NO_DATA, RangeObserver, scale_of
 
 ObserverName = Literal["minmax", "histogram", "percentile", "mse", "kl"]
@@ -94,7 +95,7 @@ class StreamingHistogramObserver(ExtremesObserver):
         x = x_orig.detach()
         if not x.numel():
             return x_orig
-        x = self._in_useful_range(x.to(torch.float32))
+        x = in_memory_order(self._in_useful_range(x.to(torch.float32)))
         low, high = finite_range(x)
         first = not bool(self.counts.any())
         if first or bool((low < self.min_val) | (high > self.max_val)):
@@ -102,9 +103,7 @@ class StreamingHistogramObserver(ExtremesObserver):
             self.max_val = torch.maximum(self.max_val, high)
             self._make_room(first)
         exponent, start = self.place.tolist()
-        # They lie within 2**21; torch converts to int64 one by one, to int32 eight at a time.
-        numbers = torch.floor(x.flatten() * 2.0**-exponent).to(torch.int32) - start
-        self.counts += torch.bincount(numbers, minlength=len(self.counts))
+        self.counts += counted(x, 2.0**-exponent, start, len(self.counts))
         return x_orig
 
     def _make_room(self, first: bool) -> None:

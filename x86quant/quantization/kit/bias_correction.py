@@ -6,6 +6,7 @@ before it do not pile up; the mean difference of each output channel is its corr
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -59,6 +60,10 @@ class BiasCorrection:
         self._counts[path] = self._counts.get(path, 0) + count
 
 
+#: So many samples are added as they lie.
+_FEW = 64
+
+
 def channel_sums(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, int]:
     """The sum of each output channel of ``layer`` on ``x``, and of how many values it is.
 
@@ -78,10 +83,12 @@ def _conv_sums(layer: nn.Conv2d, x: torch.Tensor) -> tuple[torch.Tensor, int]:
     batch = x.shape[0] if x.dim() == dims + 2 else 1
     # [channels, *spatial], then one dimension after another becomes that of its taps.
     maps = x.reshape(-1, *x.shape[-dims - 1 :])
-    # Of one sample, there is nothing to add, and of it alone a copy in float64 to be made.
-    sums, outputs = maps[0].double() if batch == 1 else maps.sum(0, dtype=torch.float64), batch
     paddings: Any = layer.padding
-    geometry = zip(layer.kernel_size, layer.stride, paddings, layer.dilation, strict=True)
+    geometry = list(zip(layer.kernel_size, layer.stride, paddings, layer.dilation, strict=True))
+    if all(one == (1, 1, 0, 1) for one in geometry):  # each value is met once
+        outputs = batch * math.prod(x.shape[-dims:])
+        return _total(layer, maps.sum(tuple(range(2, dims + 2))).double().sum(0), outputs), outputs
+    sums, outputs = _over_samples(maps).double(), batch
     for dim, (taps, stride, padding, dilation) in enumerate(geometry, start=1):
         size = sums.shape[dim]
         count = (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
@@ -94,13 +101,27 @@ def _conv_sums(layer: nn.Conv2d, x: torch.Tensor) -> tuple[torch.Tensor, int]:
             inside = range(start, max(start, stop), stride)
             met.append(sums[(slice(None),) * dim + (slice(start, inside.stop, stride),)].sum(dim))
         sums = torch.stack(met, dim)
+    return _total(layer, sums, outputs), outputs
+
+
+def _over_samples(maps: torch.Tensor) -> torch.Tensor:
+    """The sum of all samples."""
+    if len(maps) > _FEW:
+        return maps.sum(0)
+    total = maps[0].clone()  # one after the other, where they lie: torch goes from one to the next
+    for other in maps[1:]:
+        total += other
+    return total
+
+
+def _total(layer: nn.Conv2d, met: torch.Tensor, outputs: int) -> torch.Tensor:
+    """The sum of each output channel, given that of all that each weight has ``met``."""
     weight = layer.weight.detach().double()
     grouped = weight.reshape(layer.groups, -1, weight[0].numel())
-    products = grouped @ sums.reshape(layer.groups, -1, 1)
-    total = products.flatten()
+    total = (grouped @ met.reshape(layer.groups, -1, 1)).flatten()
     if layer.bias is not None:
         total = total + layer.bias.detach().double() * outputs
-    return total, outputs
+    return total
 
 
 def _is_plain(layer: nn.Module) -> bool:

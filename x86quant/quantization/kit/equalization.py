@@ -112,11 +112,12 @@ class ChannelRanges:
         channels = _width(self.module.get_submodule(pair.first))
         if isinstance(self.module.get_submodule(pair.second), _CONVS):
             dims = len(self.module.get_submodule(pair.second).kernel_size)  # type: ignore[arg-type]
-            rows = x.movedim(-dims - 1, 0).reshape(channels, -1)
+            rows = x.reshape(-1, channels, math.prod(x.shape[-dims:]))
         else:  # columns of a linear, a few a channel if a flatten stands before it
-            rows = x.reshape(-1, channels, x.shape[-1] // channels).movedim(1, 0)
-            rows = rows.reshape(channels, -1)
-        largest, squares = rows.abs().amax(1), rows.double().square().mean(1)
+            rows = x.reshape(-1, channels, x.shape[-1] // channels)
+        largest = torch.linalg.vector_norm(rows, torch.inf, dim=2).amax(0)
+        squares = torch.linalg.vector_norm(rows, dim=2).double().square().sum(0)
+        squares /= rows.shape[0] * rows.shape[2]
         if pair in self.largest:
             largest = torch.maximum(largest, self.largest[pair])
             squares = torch.maximum(squares, self.squares[pair])

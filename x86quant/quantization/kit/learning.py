@@ -157,7 +157,7 @@ class _Learning(Simulation):
         weights = {layer: free.found() for layer, free in self._weights.items()}
         return Learned(stretches, {**self._part.corrections, **corrections}, weights)
 
-    def rounded(self, observer: Any, x: torch.Tensor) -> torch.Tensor:
+    def rounded(self, observer: Any, x: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
         """``x`` as codes say it, for gradients as if they were not rounded."""
         if observer not in self._ranges:
             return super().rounded(observer, x)

@@ -28,8 +28,10 @@ from x86quant.quantization.tracing.recurrent_layers import is_recurrent_layer, r
 
 #: What is added to the squares of all taps, as a share of their mean: windows are few.
 _DAMPING = 0.01
-#: Taps of a layer, beyond which it takes too long; and of how many windows of a call.
-_MOST_TAPS, _WINDOWS = 1152, 1024
+#: Taps of a layer, beyond which it takes too long.
+_MOST_TAPS = 1152
+#: Of how many windows of a call: of few where there are few taps.
+_LEAST_WINDOWS, _WINDOWS = 256, 1024
 #: So many taps are rounded before those behind them are told, by one product.
 _AT_ONCE = 64
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -93,13 +95,16 @@ class WeightFeedback:
             return
         part = self._part
         observer = part.observer_of(layer.node.args[0])
-        x = given[0] if observer is None else fake_activation(observer, given[0])
+
+        def seen(x: torch.Tensor) -> torch.Tensor:
+            return x if observer is None else fake_activation(observer, x)
+
         if is_recurrent_layer(layer.module):
             states = result[0] if returns_last(layer.module) else result
             states = fake_activation(part.output_observer(layer.node), states)
-            met = _met_by_recurrent(layer.module, x, states, *given[1:2])
-        else:
-            met = {"weight": _windows(layer.module, x)}
+            met = _met_by_recurrent(layer.module, seen(given[0]), states, *given[1:2])
+        else:  # zeros around it stay zeros: only what is looked at has to be rounded
+            met = {"weight": seen(_windows(layer.module, given[0]))}
         for name, squares in layer.squares.items():
             squares.baddbmm_(met[name].transpose(1, 2), met[name])
 
@@ -144,7 +149,7 @@ def _met_by_recurrent(
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    return rows[_some(len(rows))].unsqueeze(0)
+    return rows[_some(len(rows), rows.shape[-1])].unsqueeze(0)
 
 
 def _windows(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -154,15 +159,15 @@ def _windows(layer: Any, x: torch.Tensor) -> torch.Tensor:
     dims = layer.weight.dim() - 2
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     maps = x.reshape(-1, *x.shape[-dims - 1 :])
-    padded = F.pad(maps, layer._reversed_padding_repeated_twice, mode).movedim(1, -1)
+    around = layer._reversed_padding_repeated_twice
+    padded = (F.pad(maps, around, mode) if any(around) else maps).movedim(1, -1)
     geometry = list(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True))
     counts = [
         (size - dilation * (taps - 1) - 1) // stride + 1
         for size, (taps, stride, dilation) in zip(padded.shape[1:-1], geometry, strict=True)
     ]
-    image, *places = torch.unravel_index(
-        _some(len(padded) * math.prod(counts)), (len(padded), *counts)
-    )
+    some = _some(len(padded) * math.prod(counts), layer.weight[0].numel())
+    image, *places = torch.unravel_index(some, (len(padded), *counts))
     index = [image.view(-1, *[1] * dims)]
     for dim, (place, (taps, stride, dilation)) in enumerate(zip(places, geometry, strict=True)):
         along = place[:, None] * stride + torch.arange(taps) * dilation
@@ -171,11 +176,12 @@ def _windows(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return found.reshape(len(found), layer.groups, -1).transpose(0, 1)
 
 
-def _some(count: int) -> torch.Tensor:
-    """The numbers of some of ``count`` windows."""
-    if count <= _WINDOWS:
+def _some(count: int, taps: int) -> torch.Tensor:
+    """The numbers of some of ``count`` windows: as many tell how their ``taps`` go together."""
+    most = min(max(_LEAST_WINDOWS, 2 * taps), _WINDOWS)
+    if count <= most:
         return torch.arange(count)
-    return torch.randint(count, (_WINDOWS,), generator=torch.Generator().manual_seed(0))
+    return torch.randint(count, (most,), generator=torch.Generator().manual_seed(0))
 
 
 def _codes(weight: torch.Tensor, plain: Int8Weight, squares: torch.Tensor) -> torch.Tensor:
