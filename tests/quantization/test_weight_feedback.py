@@ -47,8 +47,11 @@ def test_windows_times_weights_are_the_layer(name: str) -> None:
 
 
 def test_of_many_windows_some_are_looked_at() -> None:
-    windows = weight_feedback._windows(nn.Conv2d(2, 3, 3), torch.randn(4, 2, 60, 60))
-    assert windows.shape == (1, weight_feedback._WINDOWS, 18)
+    least, most = weight_feedback._LEAST_WINDOWS, weight_feedback._WINDOWS
+    for channels, count in ((2, least), (40, 2 * 40 * 9), (100, most)):
+        layer = nn.Conv2d(channels, 3, 3)
+        windows = weight_feedback._windows(layer, torch.randn(4, channels, 60, 60))
+        assert windows.shape == (1, count, 9 * channels)
 
 
 @pytest.mark.parametrize("groups", [1, 4])

@@ -152,6 +152,18 @@ class _Measured:
             yield group
 
 
+#: The sizes of values whose squares, and those of noise that counts, float32 can add.
+_EXACT_SQUARES = (1e-10, 1e15)
+
+
+def _size(x: torch.Tensor) -> float:
+    """Of the largest of ``x``, whatever its sign; NaN where there is one."""
+    if not x.numel():
+        return 0.0
+    low, high = torch.aminmax(x)
+    return float(torch.maximum(-low, high))
+
+
 @dataclasses.dataclass
 class _Power:
     """Of a signal and of the noise on it, over some tensors.
@@ -171,16 +183,22 @@ class _Power:
             self.fails = True
             return
         exact, actual = dense(exact.detach()), dense(actual.detach())
-        bounded = exact.abs() < LARGEST
-        if not bounded.all():
-            unbounded = exact.abs() >= LARGEST
+        if not _size(exact) < LARGEST:
+            bounded, unbounded = exact.abs() < LARGEST, exact.abs() >= LARGEST
             self.fails |= not bool((actual[unbounded].abs() >= LARGEST).all())
             exact, actual = exact[bounded], actual[bounded]
-        if not actual.isfinite().all():
+        size, other = _size(exact), _size(actual)
+        if not math.isfinite(other):
             self.fails = True
             return
-        self.signal += float(exact.double().square().sum())
-        self.noise += float((actual.double() - exact.double()).square().sum())
+        # Squares of others leave what float32 holds.
+        quick = exact.dtype == actual.dtype == torch.float32
+        if quick and _EXACT_SQUARES[0] <= size and max(size, other) <= _EXACT_SQUARES[1]:
+            self.signal += float(torch.linalg.vector_norm(exact)) ** 2
+            self.noise += float(torch.linalg.vector_norm(actual - exact)) ** 2
+        else:
+            self.signal += float(exact.double().square().sum())
+            self.noise += float((actual.double() - exact.double()).square().sum())
 
     def size(self) -> float:
         """How much noise there is; without end where the result is none."""

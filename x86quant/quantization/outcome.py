@@ -449,12 +449,20 @@ def _good_enough(
     most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
     best = (outcome, model)
     shares = _shares(prepared) if usable and not at_any_cost else {}
-    size = 1
+
+    @functools.cache
+    def expected_of(size: int) -> float:
+        left = outcome.without(order[:size], "").int8_layers
+        return min(_together(prepared, left, held_back=unsteady), default=math.inf)
+
+    # Where the most is not enough, less is not either.
+    hopeless = not prepared.has_budget and expected_of(most) < ENOUGH_DB - _SIMULATION_IS_OFF_BY
+    size = most if hopeless else 1
     for _ in range(0 if prepared.has_budget else _TRIALS):  # which one in float would exceed
         size = min(size, most)
         why = f"the model has {before:.1f} dB with it in int8"
         tried = outcome.without(order[:size], why)
-        expected = min(_together(prepared, tried.int8_layers, held_back=unsteady), default=math.inf)
+        expected = expected_of(size)
         least = USABLE_DB if size > _MOST_IN_FLOAT * len(order) else ENOUGH_DB
         # What is not enough is better than nothing where it is clearly better.
         wanted = min(least, before + _WORTH_DB) if size == most else least
