@@ -14,7 +14,7 @@ import x86quant
 from tests.models import Residual
 from x86quant.calling.running import outputs
 from x86quant.errors import X86QuantWarning
-from x86quant.quantization import harm
+from x86quant.quantization import harm, outcome
 from x86quant.quantization.batches import Calibration
 from x86quant.quantization.kit import simulation
 from x86quant.quantization.layer_products import products
@@ -259,3 +259,47 @@ def test_products_of_each_layer_are_counted() -> None:
     assert found == {
         "0": 2 * 8 * 64 * 27, "2": 2 * 8 * 16 * 9, "4": 2 * 5 * 128
     }  # fmt: skip
+
+
+def test_where_the_most_is_never_enough_nothing_less_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(8)]
+    tried: list[int] = []
+    real = outcome._together
+
+    def counted(prepared: PreparedModel, names: Any, *, held_back: bool = False) -> Any:
+        tried.append(8 - len(names))
+        return real(prepared, names, held_back=held_back)
+
+    monkeypatch.setattr(outcome, "_together", counted)
+    monkeypatch.setattr(outcome, "_MOST_IN_FLOAT", 0.5)
+    monkeypatch.setattr(outcome, "ENOUGH_DB", 1000.0)
+    calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]
+    with pytest.warns(X86QuantWarning, match="harm it most"):
+        x86quant.quantize(
+            nn.Sequential(*layers).eval(), calls, mode="static", speed_check=False, progress=False
+        )
+    assert tried == [4]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20, 1e20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_noise_is_added_whatever_its_size(size: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    exact = (torch.randn(50, 40) * size).to(dtype)
+    actual = exact * torch.tensor(1.125, dtype=dtype)
+    infinite, nan = actual.clone(), actual.clone()
+    infinite[3, 4], nan[3, 4] = float("inf"), float("nan")
+    assert harm.sqnr_between([exact], [actual]) == pytest.approx(18.06, abs=0.1)
+    assert harm.sqnr_between([exact], [exact.clone()]) == harm._PERFECT
+    for wrong in (infinite, nan, actual[:, 1:]):
+        assert harm.sqnr_between([exact], [wrong]) == -harm._PERFECT
+    masked, empty = exact.clone(), exact[:0]
+    masked[3, 4] = -float("inf")
+    found = actual.clone()
+    found[3, 4] = -float("inf")
+    assert harm.sqnr_between([masked], [found]) == pytest.approx(18.06, abs=0.1)
+    assert harm.sqnr_between([masked], [actual]) == -harm._PERFECT
+    assert harm.sqnr_between([exact, empty], [actual, empty]) == pytest.approx(18.06, abs=0.1)
