@@ -267,13 +267,13 @@ def test_where_the_most_is_never_enough_nothing_less_is_tried(
     torch.manual_seed(0)
     layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(8)]
     tried: list[int] = []
-    real = outcome._together
+    real = outcome.sqnrs_with
 
     def counted(prepared: PreparedModel, names: Any, *, held_back: bool = False) -> Any:
         tried.append(8 - len(names))
         return real(prepared, names, held_back=held_back)
 
-    monkeypatch.setattr(outcome, "_together", counted)
+    monkeypatch.setattr(outcome, "sqnrs_with", counted)
     monkeypatch.setattr(outcome, "_MOST_IN_FLOAT", 0.5)
     monkeypatch.setattr(outcome, "ENOUGH_DB", 1000.0)
     calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -171,6 +171,11 @@ def replace(old: Node, new: Node) -> None:
     """Let ``new`` take the place of ``old`` and erase ``old``."""
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
+
+
+def given_by_name(node: Node, names: Iterable[str]) -> dict[str, Any]:
+    """What ``node`` is called with, whether by position or not; ``names`` are its parameters'."""
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def nodes_of(gm: GraphModule, *names: str) -> Iterator[Node]:

@@ -343,7 +343,7 @@ def _without_costly_steps(outcome: Choices, model: nn.Module) -> tuple[Choices, 
     steps = {part: part.steps_between for part in prepared.parts}
     named = {name: prepared.layers[name] for name in outcome.int8_layers}
     between = [n for n, x in named.items() if x.part is not None and x.layer in steps[x.part]]
-    if not between or min(_together(prepared, between), default=-math.inf) > before + _SLACK_DB:
+    if not between or min(sqnrs_with(prepared, between), default=-math.inf) > before + _SLACK_DB:
         return outcome, model  # the noise is not theirs
     outcome = dataclasses.replace(outcome, harm=rough_harms(prepared, between, search=True))
     costly = {name: db for name, db in outcome.harm.items() if db < _CLEAN_DB}
@@ -360,7 +360,7 @@ def _without_costly_steps(outcome: Choices, model: nn.Module) -> tuple[Choices, 
     return tried, other
 
 
-def _together(
+def sqnrs_with(
     prepared: PreparedModel, names: Sequence[str], *, held_back: bool = False
 ) -> tuple[float, ...]:
     """Signal to noise in dB of each float tensor with the layers named in int8, and no others.
@@ -453,7 +453,7 @@ def _good_enough(
     @functools.cache
     def expected_of(size: int) -> float:
         left = outcome.without(order[:size], "").int8_layers
-        return min(_together(prepared, left, held_back=unsteady), default=math.inf)
+        return min(sqnrs_with(prepared, left, held_back=unsteady), default=math.inf)
 
     # Where the most is not enough, less is not either.
     hopeless = not prepared.has_budget and expected_of(most) < ENOUGH_DB - _SIMULATION_IS_OFF_BY
@@ -502,14 +502,14 @@ def _where_float_is_cheap(outcome: Choices, model: nn.Module) -> tuple[Choices, 
     decided = outcome.search is not None or prepared.has_budget
     if decided or not outcome.int8_layers or not outcome.sqnr_db:
         return outcome, model
-    before = min(_together(prepared, outcome.int8_layers))
+    before = min(sqnrs_with(prepared, outcome.int8_layers))
     order = list(rough_harms(prepared, outcome.int8_layers))
     size = 1
     while size <= _MOST_IN_FLOAT * len(order):
         why = "most of the noise is theirs, and in float they take hardly more time"
         tried = outcome.without(order[:size], why)
         size *= 2
-        if min(_together(prepared, tried.int8_layers)) < before + _WORTH_DB:
+        if min(sqnrs_with(prepared, tried.int8_layers)) < before + _WORTH_DB:
             continue
         other, _ = _tried(tried)
         if other is None or speed.slower(model, other, prepared.sample[0]) is not None:

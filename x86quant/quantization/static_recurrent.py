@@ -21,6 +21,7 @@ from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.quantization import speed
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.no_worse import checked_by_effort
+from x86quant.quantization.outcome import ENOUGH_DB, sqnrs_with
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
@@ -53,9 +54,11 @@ def static_if_better(found: Any, prepared: PreparedModel, settings: Settings) ->
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", X86QuantWarning)
         try:
-            other = checked_by_effort(
-                Choices(prepare(prepared.reference, prepared.sample, static), {}), static
-            )
+            choices = Choices(prepare(prepared.reference, prepared.sample, static), {})
+            levels = sqnrs_with(choices.prepared, choices.int8_layers)
+            if min(levels, default=0.0) < ENOUGH_DB:
+                return found  # one layer more or less in float would not bring it so close
+            other = checked_by_effort(choices, static)
         except UnsupportedError as error:
             _log.info("not static: %s", first_line(error))
             return found

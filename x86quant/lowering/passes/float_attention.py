@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule, Node
 
-from x86quant.lowering.graph_tools import constant, emit, finish, inherit, replace, why
+from x86quant.lowering.graph_tools import (
+    constant,
+    emit,
+    finish,
+    given_by_name,
+    inherit,
+    replace,
+    why,
+)
 
 aten = torch.ops.aten
 
@@ -27,7 +35,7 @@ def lower_attention(gm: GraphModule) -> int:
     changed = 0
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target in _SPELLINGS:
-            given = dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
+            given = given_by_name(node, _ARGUMENTS)
             changed += _lower(gm, node, given)
     return finish(gm, changed)
 

@@ -13,6 +13,7 @@ from x86quant.lowering.graph_tools import (
     add_constant,
     dequantized,
     finish,
+    given_by_name,
     inherit,
     replace,
     scale_and_zp,
@@ -119,7 +120,7 @@ def _given_to_norm(gm: GraphModule, node: Node, rank: int) -> dict[str, Any] | N
             name: value for name, value in kwargs.items() if name in ("weight", "bias", "eps")
         }
     if node.target is aten.instance_norm.default:
-        given = dict(zip(_NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs
+        given = given_by_name(node, _NORM_ARGUMENTS)
         if given["running_mean"] is not None or not given["use_input_stats"]:
             return None
         return {name: given[name] for name in ("weight", "bias", "eps")}

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from x86quant.calling.call import Call
+from x86quant.lowering.graph_tools import given_by_name
 from x86quant.observing.observer import LARGEST
 from x86quant.quantization.static.int8_forms import WEIGHTED_FUNCTIONS, WEIGHTED_LAYERS
 from x86quant.quantization.tracing.recurrent_layers import is_recurrent_layer
@@ -138,7 +139,7 @@ def _pads_with_a_number(node: Node) -> bool:
     """Whether ``node`` adds margins of a number, which the range of its input may not hold."""
     if node.target is not F.pad:
         return False
-    given = dict(zip(("input", "pad", "mode", "value"), node.args, strict=False)) | node.kwargs
+    given = given_by_name(node, ("input", "pad", "mode", "value"))
     return given.get("value") not in (None, 0, 0.0)
 
 

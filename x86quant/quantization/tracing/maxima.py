@@ -10,6 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from x86quant.lowering.graph_tools import given_by_name
+
 aten = torch.ops.aten
 _ADAPTIVE = {
     nn.AdaptiveMaxPool1d: 1, nn.AdaptiveMaxPool2d: 2, nn.AdaptiveMaxPool3d: 3,
@@ -34,7 +36,7 @@ def spell_maxima(gm: GraphModule) -> None:
 
 def _over_dimensions(node: Node) -> tuple[list[int], bool] | None:
     """``x.amax(...)``, and ``x.max(dim)`` of which only the values are read."""
-    given: Any = dict(zip(("input", "dim", "keepdim"), node.args, strict=False)) | node.kwargs
+    given: Any = given_by_name(node, ("input", "dim", "keepdim"))
     dim, keepdim = given.get("dim"), given.get("keepdim", False)
     if not isinstance(keepdim, bool) or given.keys() - {"input", "dim", "keepdim"} or not node.args:
         return None
@@ -66,7 +68,7 @@ def _is_of_values(node: Node) -> bool:
 def _to_one_position(node: Node, module: nn.Module | None) -> tuple[list[int], bool] | None:
     """A pool whose one window is everything, whatever its size."""
     names = ("input", "size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-    given: Any = dict(zip(names, node.args, strict=False)) | node.kwargs
+    given: Any = given_by_name(node, names)
     if type(module) in _ADAPTIVE:
         given["size"] = module.output_size  # type: ignore[union-attr]
         given["return_indices"] = module.return_indices  # type: ignore[union-attr]

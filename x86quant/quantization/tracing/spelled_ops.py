@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from x86quant.lowering.graph_tools import constant
+from x86quant.lowering.graph_tools import constant, given_by_name
 
 aten = torch.ops.aten
 
@@ -126,7 +126,7 @@ def spell_batch_norms(gm: GraphModule, source: nn.Module) -> None:
     So do subclasses whose ``forward`` has more in it, an activation say.
     """
     for node in gm.graph.find_nodes(op="call_function", target=F.batch_norm):
-        given = dict(zip(_BATCH_NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs
+        given = given_by_name(node, _BATCH_NORM_ARGUMENTS)
         path = _home_of({name: given.get(name) for name in _TENSORS})
         if path is None or given.get("training"):
             continue
@@ -161,7 +161,7 @@ def spell_convolutions(gm: GraphModule, source: nn.Module) -> None:
         scope = node.meta.get("scope")
         if kind is None or not scope or node.kwargs.keys() & {"input", "weight"}:
             continue
-        given = dict(zip(_CONV_ARGUMENTS, node.args, strict=False)) | node.kwargs
+        given = given_by_name(node, _CONV_ARGUMENTS)
         weight, bias = constant(gm, given["weight"]), constant(gm, given.get("bias"))
         if not isinstance(_found(source, scope), kind) or weight is None:
             continue

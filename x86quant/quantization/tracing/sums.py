@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from x86quant.lowering.graph_tools import given_by_name
 from x86quant.quantization.tracing.seen_values import seen_values
 
 aten = torch.ops.aten
@@ -72,7 +73,7 @@ def _dimension(node: Node) -> int | None:
     is_method = node.op == "call_method" and node.target == "sum"
     if not is_method and node.target not in (torch.sum, aten.sum.dim_IntList):
         return None
-    given: Any = dict(zip(("input", "dim", "keepdim"), node.args, strict=False)) | node.kwargs
+    given: Any = given_by_name(node, ("input", "dim", "keepdim"))
     if given.keys() - {"input", "dim", "keepdim"} or given.get("keepdim", False) is not False:
         return None
     dims = given.get("dim")
