@@ -303,3 +303,20 @@ def test_noise_is_added_whatever_its_size(size: float, dtype: torch.dtype) -> No
     assert harm.sqnr_between([masked], [found]) == pytest.approx(18.06, abs=0.1)
     assert harm.sqnr_between([masked], [actual]) == -harm._PERFECT
     assert harm.sqnr_between([exact, empty], [actual, empty]) == pytest.approx(18.06, abs=0.1)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.Hardswish()], ids=str)
+def test_what_is_fused_is_computed_in_place_where_nobody_looks(activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    x = 6 * torch.randn(40)
+    exact, y = activation(x), x.clone()
+    found = simulation._followed(y, activation)
+    assert torch.equal(found, exact)
+    assert (found.data_ptr() == y.data_ptr()) == (type(activation) in simulation._IN_PLACE)
+    kept: list[torch.Tensor] = []
+    handle = activation.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+    assert torch.equal(simulation._followed(x, activation), exact)
+    handle.remove()
+    assert torch.equal(activation(kept[0]), exact)
+    assert kept[0].min() < 0
+    simulation._followed(x.clone().requires_grad_() * 1.0, activation).sum().backward()

@@ -43,6 +43,13 @@ _IN_PLACE: dict[type[nn.Module], Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def _followed(y: torch.Tensor, follower: nn.Module) -> torch.Tensor:
+    hooked = follower._forward_hooks or follower._forward_pre_hooks
+    quick = None if hooked or y.requires_grad else _IN_PLACE.get(type(follower))
+    found: torch.Tensor = (quick or follower)(y)
+    return found
+
+
 def _known(observer: Any, chosen: Chosen | None) -> Any:
     """The scale and zero point of ``observer``, or those that were chosen earlier.
 
@@ -241,7 +248,7 @@ class Simulation(Interpreter):
         y = self.product(node, self.rounded_input(n))
         fused = self.fetch_attr(str(n.target))
         for follower in list(fused.children())[1:] if self._part.is_fused(node) else ():
-            y = (follower if y.requires_grad else _IN_PLACE.get(type(follower), follower))(y)
+            y = _followed(y, follower)
         return y
 
     def _native_recurrent(self, node: Node, states: Sequence[str]) -> CompiledModule:
