@@ -14,7 +14,7 @@ PyObject* make_module() {
   if (PyUnstable_Module_SetGIL(module.get(), Py_MOD_GIL_NOT_USED) < 0) throw Raised();
 #endif
   for (const Part& part : {program_part(), runtime_part(), row_part(), linear_part(), recurrent_part(),
-                           product_part(), table_part(), watch_part(), watching_part()}) {
+                           product_part(), table_part(), watch_part(), calibration_part()}) {
     if (part.functions && PyModule_AddFunctions(module.get(), part.functions) < 0) throw Raised();
     if (part.add_types) part.add_types(module.get());
   }

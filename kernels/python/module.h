@@ -21,6 +21,6 @@ Part recurrent_part();
 Part product_part();
 Part table_part();
 Part watch_part();
-Part watching_part();
+Part calibration_part();
 
 }  // namespace x86quant::python

@@ -11,8 +11,7 @@ from x86quant.packing.linear_dynamic import extension_loads
 def counted(x: torch.Tensor, factor: float, start: int, bins: int) -> torch.Tensor:
     """How many of ``x`` lie in each bin [n, n + 1) / factor from ``start`` on: all do in one."""
     if _is_plain(x):
-        values = in_memory_order(x).contiguous()
-        found: torch.Tensor = extension.native().count_bins(values, factor, start, bins)
+        found: torch.Tensor = extension.native().count_bins(x.contiguous(), factor, start, bins)
         return found
     # They lie within 2**21; torch converts to int64 one by one, to int32 eight at a time.
     numbers = torch.floor(x.flatten() * factor).to(torch.int32) - start

@@ -1,4 +1,5 @@
 // What calibration asks of many floats: how many lie in each bin, and what they are as codes say them.
+#include <algorithm>
 #include <cmath>
 #include <mutex>
 #include <vector>
@@ -104,6 +105,6 @@ PyMethodDef functions[] = {
 
 }  // namespace
 
-Part watching_part() { return {functions, nullptr}; }
+Part calibration_part() { return {functions, nullptr}; }
 
 }  // namespace x86quant::python
