@@ -149,6 +149,7 @@ def test_max_pool_moves_onto_the_codes() -> None:
     [
         (lambda x, c: q(F.max_pool2d(F.relu(c(x)), 2)), {"conv": 1, "max_pool": 1}),
         (lambda x, c: q(torch.cat([c(x), x], 1)), {"conv": 1, "cat": 1}),
+        (lambda x, c: q(F.interpolate(c(x), scale_factor=2)), {"conv": 1, "upsample": 1}),
         (
             lambda x, c: q(F.max_pool2d(c(x), 2).flatten(1)),
             {"conv": 1, "max_pool": 1, "flatten": 1},
@@ -165,6 +166,19 @@ def test_a_layer_ends_in_codes_before_what_only_moves_them(
     run_passes(gm)
     assert kinds(gm) == expected
     assert difference(body, gm, layer) == 0
+
+
+def test_sizes_are_those_of_the_codes_and_no_function_is_computed_for_them() -> None:
+    def body(x: torch.Tensor, c: nn.Module) -> torch.Tensor:
+        y = F.silu(q(c(x)))
+        return q(y).reshape(y.shape[0], y.shape[2], -1)
+
+    layer = conv()
+    gm = canonical(body, layer)
+    run_passes(gm)
+    assert kinds(gm)["conv"] == 1
+    assert torch.ops.aten.silu.default not in {node.target for node in gm.graph.nodes}
+    assert difference(body, gm, layer) <= STEP * 1.001
 
 
 def test_a_value_quantized_twice_ends_in_the_wider_codes() -> None:

@@ -140,9 +140,9 @@ def test_layers_are_ranked_by_large_calls_made_smaller(monkeypatch: pytest.Monke
     settings = Settings(progress=False, speed_check=False, mode="static")
     seen: set[str] = set()
 
-    def watched(model: nn.Module, calls: Any) -> Any:
+    def watched(model: nn.Module, calls: Any, flat: Any) -> Any:
         seen.update(map(str, calls))
-        return outputs(model, calls)
+        return outputs(model, calls, flat)
 
     monkeypatch.setattr(harm, "outputs", watched)
     free = nn.Sequential(*layers)

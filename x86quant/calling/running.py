@@ -141,19 +141,34 @@ def feed(
             call(model)
 
 
-def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
-    """All float tensors that ``model`` returns for each call, as one flat tensor."""
+def outputs(
+    model: nn.Module,
+    calls: Sequence[Call],
+    flat: Callable[[Any], torch.Tensor] | None = None,
+) -> Iterator[torch.Tensor]:
+    """All float tensors that ``model`` returns for each call, as one flat tensor.
+
+    This is what ``flat`` makes of the result, if given.
+    """
     for call in calls:
         with torch.no_grad(), native_float_convolutions():
-            found = flat_floats(call(model))
+            found = (flat or flat_floats)(call(model))
         yield found
 
 
-def flat_floats(result: Any) -> torch.Tensor:
-    """All float tensors in a result, as one flat tensor."""
-    tensors = [x for x in tensors_in(result) if x.is_floating_point()]
-    flat = [_smooth(x.detach()).flatten() for x in tensors]
-    return torch.cat([torch.zeros(0, dtype=torch.float32), *flat])
+def float_tensors(result: Any) -> list[torch.Tensor]:
+    """All float tensors in a result, as noise on them is told."""
+    return [_smooth(x.detach()) for x in tensors_in(result) if x.is_floating_point()]
+
+
+def flat_floats(
+    result: Any, weighted: Callable[[int, torch.Tensor], torch.Tensor] | None = None
+) -> torch.Tensor:
+    """The same as one flat tensor; of each, by number, what ``weighted`` makes of it if given."""
+    tensors = float_tensors(result)
+    if weighted is not None:
+        tensors = [weighted(number, x) for number, x in enumerate(tensors)]
+    return torch.cat([torch.zeros(0, dtype=torch.float32), *(x.flatten() for x in tensors)])
 
 
 #: Probabilities below this one decide nothing.

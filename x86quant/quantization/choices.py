@@ -24,7 +24,8 @@ class Choices:
         guarded: whether every part also answers for the float part's attributes.
         notes: what a user should know.
         search: how float layers were chosen to hold a metric.
-        sqnr_db: signal to noise of each float tensor in the result.
+        sqnr_db: signal to noise of each float tensor in the result: of all of it, or of channels
+            that have much less.
         fitted_db: the same by the ranges that the model has, which were chosen with all data seen.
         agreement: in which share of how many rows the largest value is the float model's.
         above_half: in which share of how many probabilities above one half both agree.

@@ -49,6 +49,8 @@ def harms(prepared: PreparedModel, names: Collection[str]) -> Iterator[Harm]:
 _MOST = 0.5
 #: On how many calls: each takes a run of the model for each layer.
 _RANKED_BY = 2
+#: Kinds of values are told by the results of so many.
+_KINDS_BY = 4
 
 
 def rough_harms(
@@ -135,7 +137,8 @@ class _Measured:
 
     def __init__(self, prepared: PreparedModel, call: Call, held_back: bool = False) -> None:
         self._prepared, self._call, self._held_back = prepared, call, held_back
-        (self._exact,) = outputs(prepared.model, [call])
+        self._flat = prepared.exact.even(prepared.sample[:_KINDS_BY]).flat
+        (self._exact,) = outputs(prepared.model, [call], self._flat)
         self._known = FloatValues()
 
     def add(self, power: dict[_Group, _Power]) -> Iterator[_Group]:
@@ -146,7 +149,7 @@ class _Measured:
                     group, known=self._known, held_back=self._held_back
                 ) as model:
                     try:
-                        sums.add(self._exact, *outputs(model, [self._call]))
+                        sums.add(self._exact, *outputs(model, [self._call], self._flat))
                     except Exception:  # the model's own code may not take what rounding makes
                         sums.fails = True
             yield group

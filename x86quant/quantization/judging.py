@@ -7,23 +7,16 @@ the scores beside them less than one. So channels of like size are judged togeth
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from x86quant.calling.call import dense
-from x86quant.observing.observer import LARGEST
 from x86quant.quantization.harm import sqnr_between
+from x86quant.quantization.kinds_of_values import kinds_within
 
 #: What is told of besides the whole is so many dB below it.
 _MUCH_WORSE_DB = 6.0
-#: Channels are of one group if their root mean squares differ by less than this factor.
-_LIKE = 8.0
-#: Channels so many times smaller than the largest are taken for nothing.
-_NOTHING = 4096.0
-#: Channels of more than so many are places, and not kinds of values.
-_MOST_CHANNELS = 4096
 #: Agreement of the largest of a row is told of rows of at least so many values, if there are so
 #: many rows.
 _FEWEST_CLASSES, _FEWEST_ROWS = 2, 16
@@ -60,38 +53,13 @@ def worst_group(
 def _groups(
     exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]
 ) -> Iterator[ChannelGroup]:
-    rank = exact[0].dim()
-    if rank < 2 or any(x.dim() != rank for x in exact) or _are_probabilities(exact):
-        return
-    for dim in sorted({1, rank - 1}):
-        sizes = {x.shape[dim] for x in exact}
-        if len(sizes) > 1 or not 1 < max(sizes) <= _MOST_CHANNELS:
-            continue
-        scales = _scales(exact, dim)
-        shares = scales / scales.max()
-        counts = shares > 1 / _NOTHING
-        kinds = torch.log2(shares).div(math.log2(_LIKE)).round()
-        found = sorted(set(kinds[counts].tolist()))
-        if len(found) < 2:
-            continue
-        for kind in found:
-            here = ((kinds == kind) & counts).nonzero().flatten()
-            parts = ([x.index_select(dim, here) for x in side] for side in (exact, actual))
-            what = "channels" if dim == 1 and rank > 2 else "columns"
-            told = f"{what} {_listed(here.tolist())}"
-            yield ChannelGroup(sqnr_between(*parts), told)
-
-
-def _scales(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """The root mean square of each channel, values without bounds left out."""
-    power = torch.zeros(tensors[0].shape[dim], dtype=torch.float64)
-    count = 0
-    for x in tensors:
-        values = torch.nan_to_num(x.detach().double(), 0.0, 0.0, 0.0).movedim(dim, 0).flatten(1)
-        values = values.where(values.abs() < LARGEST, 0.0)
-        power += values.square().sum(1)
-        count += values.shape[1]
-    return (power / max(count, 1)).sqrt().clamp(min=1e-300)
+    for kind in kinds_within(exact):
+        dim = kind[0].dim
+        assert dim is not None
+        here = torch.tensor(sorted(channel for values in kind for channel in values.channels))
+        parts = ([x.index_select(dim, here) for x in side] for side in (exact, actual))
+        what = "channels" if dim == 1 and exact[0].dim() > 2 else "columns"
+        yield ChannelGroup(sqnr_between(*parts), f"{what} {_listed(here.tolist())}")
 
 
 def _are_probabilities(tensors: Sequence[torch.Tensor]) -> bool:

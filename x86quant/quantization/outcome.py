@@ -32,7 +32,13 @@ from x86quant.quantization.arguments import argument, padding_mask, unpadded
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.graphs.given_graphs import give_graphs, wants_graphs
 from x86quant.quantization.harm import rough_harms, sqnr_between
-from x86quant.quantization.judging import half_agreement, in_words, top_agreement, worst_group
+from x86quant.quantization.judging import (
+    ChannelGroup,
+    half_agreement,
+    in_words,
+    top_agreement,
+    worst_group,
+)
 from x86quant.quantization.layer_products import products
 from x86quant.quantization.perplexity import Scored, is_causal_lm, perplexity
 from x86quant.quantization.prepared import PreparedModel
@@ -226,7 +232,16 @@ def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> t
 
 def _levels(pairs: _Pairs) -> tuple[float, ...]:
     """Signal to noise in dB of each of ``pairs``."""
-    return tuple(sqnr_between(exact, actual) for exact, actual in pairs)
+    return tuple(_level(pair)[0] for pair in pairs)
+
+
+def _level(
+    pair: tuple[list[torch.Tensor], list[torch.Tensor]],
+) -> tuple[float, ChannelGroup | None]:
+    """Signal to noise in dB of one result: of all of it, or of channels that have much less."""
+    db = sqnr_between(*pair)
+    group = worst_group(*pair, db)
+    return (db, None) if group is None else (group.sqnr_db, group)
 
 
 #: One float tensor of the result in each of some calls: the float model's, and the other's.
@@ -292,16 +307,17 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
     """
     prepared = outcome.prepared
     results = _results(prepared, model, prepared.unseen[:_BATCHES])
-    failed = isinstance(results, int)
     pairs = [] if isinstance(results, int) else _pairs(prepared, results)
-    found = (-math.inf,) * results if isinstance(results, int) else _levels(pairs)
-    compared = [] if failed else list(zip(pairs, found, strict=True))
-    groups = [group for pair, db in compared if (group := worst_group(*pair, db)) is not None]
+    levels = [_level(pair) for pair in pairs]
+    found = tuple(db for db, _ in levels)
+    if isinstance(results, int):
+        found = (-math.inf,) * results
+    groups = [group for _, group in levels if group is not None]
     outcome = dataclasses.replace(
         outcome,
         fitted_db=found,
-        agreement=_least(top_agreement(*pair) for pair, _ in compared),
-        above_half=_least(half_agreement(*pair) for pair, _ in compared),
+        agreement=_least(top_agreement(*pair) for pair in pairs),
+        above_half=_least(half_agreement(*pair) for pair in pairs),
         worst=str(min(groups, key=lambda group: group.sqnr_db)) if groups else "",
     )
     static = [name for name in outcome.int8_layers if prepared.layers[name].part is not None]

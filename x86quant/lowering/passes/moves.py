@@ -26,6 +26,7 @@ from x86quant.lowering.graph_tools import (
     scale_and_zp,
     why,
 )
+from x86quant.lowering.normalize import UNARY
 from x86quant.lowering.passes.pools import MAX_POOLS
 from x86quant.lowering.views import computes_a_size, is_question, is_view, moves_codes
 from x86quant.ops.pool import PAD_MODES
@@ -63,7 +64,7 @@ def _moved_values(mover: object) -> list[Node]:
         return []
     if mover.target is aten.cat.default:
         values = mover.args[0]
-    elif mover.target in MAX_POOLS or is_view(mover):
+    elif mover.target in MAX_POOLS or is_view(mover) or _repeats_pixels(mover):
         values = mover.args[:1]
     else:
         return []
@@ -72,6 +73,10 @@ def _moved_values(mover: object) -> list[Node]:
     # A tensor from outside is quantized where the model does it: nothing is gained before that.
     is_open = all("shape" in x.meta and x.op == "call_function" for x in found)
     return [x for x in dict.fromkeys(found) if dequantized(x) is None] if is_open else []
+
+
+def _repeats_pixels(node: Node) -> bool:
+    return node.target is F.interpolate and node.args[3:4] == ("nearest",)
 
 
 def _quantized(gm: GraphModule, value: Node, quantize: Node) -> Node | None:
@@ -136,10 +141,13 @@ def views_on_codes(gm: GraphModule) -> int:
     """
     changed = 0
     for node in list(gm.graph.nodes):
-        codes = dequantized(node.args[0]) if node.args else None
+        if not node.args:
+            continue
+        asks = is_question(node)
+        codes = _codes_in_shape_of(node.args[0]) if asks else dequantized(node.args[0])
         if codes is None:
             continue
-        if is_question(node):
+        if asks:
             node.args = (codes, *node.args[1:])
             changed += 1
         elif moves_codes(node):
@@ -147,6 +155,13 @@ def views_on_codes(gm: GraphModule) -> int:
         elif node.target is F.pad and len(node.args) == 4 and _pads_with_own_values(node):
             changed += _move_pad(gm, node, codes)
     return finish(gm, changed)
+
+
+def _codes_in_shape_of(value: object) -> Node | None:
+    """The codes that functions of one tensor, value by value, make ``value`` of, if any."""
+    while isinstance(value, Node) and value.target in UNARY and value.args:
+        value = value.args[0]
+    return dequantized(value)
 
 
 def is_shape_node(node: Node) -> bool:

@@ -18,7 +18,7 @@ from x86quant.quantization.graphs.token_steps import with_token_step
 from x86quant.quantization.settings import Switch
 
 #: As much work for one sample is worth tracing, too: small models may see thousands of places.
-_ENOUGH_WORK = 1 << 26
+_ENOUGH_WORK = 1 << 22
 
 
 def wants_graphs(model: nn.Module, fuse_blocks: Switch, call: Call | None = None) -> bool:

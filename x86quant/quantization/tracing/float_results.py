@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import flat_floats, run, tensors_in
+from x86quant.calling.running import run, tensors_in
 from x86quant.calling.state import state_kept
+from x86quant.quantization.kinds_of_values import EvenValues
 
 #: Calls, their results, and the bytes of these.
 _Results = dict[int, tuple[Call, Any, int]]
@@ -26,6 +27,8 @@ class FloatResults:
         self._known: _Results = {}
         #: The same where it depends on what this very model keeps of earlier calls.
         self._own: _Results = {}
+        #: By the identities of calls, which are kept as well.
+        self._even: dict[tuple[int, ...], tuple[tuple[Call, ...], EvenValues]] = {}
 
     def of_copy(self, model: nn.Module) -> FloatResults:
         """The results of ``model``, which returns the same: what is known so far is shared."""
@@ -48,9 +51,12 @@ class FloatResults:
         """What a run of the model, or of a copy of it, has returned."""
         _keep(call, result, self._known)
 
-    def flat(self, call: Call) -> torch.Tensor:
-        """All float tensors of the result, as one flat tensor."""
-        return flat_floats(self.of(call))
+    def even(self, calls: Sequence[Call]) -> EvenValues:
+        """How results become vectors in which each kind of values in those of ``calls`` counts."""
+        key = tuple(map(id, calls))
+        if key not in self._even:
+            self._even[key] = (tuple(calls), EvenValues([self.of(call) for call in calls]))
+        return self._even[key][1]
 
 
 def _keep(call: Call, result: Any, known: _Results) -> None:
