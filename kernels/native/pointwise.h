@@ -54,20 +54,48 @@ void requantize(const xq_op& op, const Stretch& s, Rounding<V> round) {
   });
 }
 
+// What `join` makes of the floats of two vectors of codes, as codes.
+template <class V, class Join>
+struct Joined {
+  typename V::I a_zp, b_zp;
+  Rounding<V> round;
+  Join join;
+
+  XQ_INLINE typename V::I operator()(typename V::I a, typename V::I b) const {
+    typename V::F v[4], w[4];
+    Bytes<V>::woven(a, a_zp, v), Bytes<V>::woven(b, b_zp, w);
+    for (int i = 0; i < 4; ++i) v[i] = join(v[i], w[i]);
+    return round.woven(v);
+  }
+};
+
+// Pixels of few channels that lie apart: 4 / VECS of them in a vector.
+template <class V, int VECS, class Made>
+XQ_INLINE inline void few_channels(const xq_op& op, int64_t pixels, const uint8_t* a, const uint8_t* b, int64_t b_step,
+                                   uint8_t* out, const Made& made) {
+  constexpr int64_t kEach = 4 / VECS;
+  const int64_t a_step = op.a.stride_w, out_step = op.out.stride_w;
+  const int c = static_cast<int>(op.out.c);
+  for (int64_t x = 0; x < pixels; x += kEach, a += kEach * a_step, b += kEach * b_step, out += kEach * out_step) {
+    const int some = static_cast<int>(xq::min64(kEach, pixels - x));
+    V::template store_pixels<VECS>(out, out_step, made(V::template load_pixels<VECS>(a, a_step, some, c),
+                                                       V::template load_pixels<VECS>(b, b_step, some, c)), some, c);
+  }
+}
+
 template <class V, class Join>
 XQ_INLINE inline void binary(const xq_op& op, const Stretch& s, Rounding<V> round, Join join) {
   const bool wide = xq::b_is_wide(op);
   const uint8_t *a = row_of(op.a, s.n, s.d, s.h), *b = wide ? row_of(op.b, s.n, s.d, s.h) : row_of(op.b, s.n, 0, 0);
   uint8_t* out = row_of(op.out, s.n, s.d, s.h);
   const bool joined = adjacent(op.a, s.pixels) && adjacent(op.out, s.pixels) && (s.pixels == 1 || (wide && adjacent(op.b, s.pixels)));
-  const auto a_zp = V::set32(op.a_zp), b_zp = V::set32(op.b_zp);
-  spans<V>(op, s.pixels, joined, wide ? op.b.stride_w : 0,
-           [&](int64_t ia, int64_t ib, int64_t io, int64_t count) XQ_INLINE {
-             typename V::F v[4], w[4];
-             Bytes<V>::floats(a + ia, count, a_zp, v), Bytes<V>::floats(b + ib, count, b_zp, w);
-             for (int i = 0; i < 4; ++i) v[i] = join(v[i], w[i]);
-             Bytes<V>::store(out + io, round.in_order(v), count);
-           });
+  const int64_t b_step = wide ? op.b.stride_w : 0;
+  const Joined<V, Join> made{V::set32(op.a_zp), V::set32(op.b_zp), round, join};
+  if (!joined && op.out.c <= V::kLanes) return few_channels<V, 1>(op, s.pixels, a, b, b_step, out, made);
+  if (!joined && op.out.c <= 2 * V::kLanes) return few_channels<V, 2>(op, s.pixels, a, b, b_step, out, made);
+  spans<V>(op, s.pixels, joined, b_step, [&](int64_t ia, int64_t ib, int64_t io, int64_t count) XQ_INLINE {
+    Bytes<V>::store(out + io, made(Bytes<V>::load(a + ia, count), Bytes<V>::load(b + ib, count)), count);
+  });
 }
 
 template <class V>

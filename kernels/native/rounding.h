@@ -67,6 +67,12 @@ struct Bytes {
     p = whole(p, count, copy);
     for (int i = 0; i < 4; ++i) v[i] = V::to_float(V::sub32(V::widen_at(p + i * V::kLanes), zp));
   }
+  // In the order of V::widen.
+  XQ_INLINE static void woven(I bytes, I zp, F v[4]) {
+    I wide[4];
+    V::widen(bytes, wide);
+    for (int i = 0; i < 4; ++i) v[i] = V::to_float(V::sub32(wide[i], zp));
+  }
 };
 
 // Pixels that lie stride_w apart in every tensor: a row, or rows that follow one another.
