@@ -79,7 +79,7 @@ def op_tensors(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("kind", "fields"), OP_CASES, ids=OP_IDS)
-@pytest.mark.parametrize("channels", [6, 63, 192])
+@pytest.mark.parametrize("channels", [6, 12, 24, 63, 192])
 @pytest.mark.parametrize("wide", [False, True])
 def test_ops_give_the_bytes_of_the_plain_loops(
     lib: capi.Library,
@@ -95,9 +95,13 @@ def test_ops_give_the_bytes_of_the_plain_loops(
     want, got = (np.lib.stride_tricks.as_strided(o, out.shape, out.strides) for o in (out, out))
     lib.op(kind, "reference", out=want, **made)  # type: ignore[arg-type]
     want = want.copy()
+    whole = out.base
+    assert whole is not None
+    around = whole.copy()  # with what the plain loops gave
     out[...] = 0
     lib.op(kind, isa, out=got, **made)  # type: ignore[arg-type]
     np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(whole, around)  # nothing beside it was written
 
 
 @pytest.mark.parametrize(
