@@ -57,6 +57,11 @@ STEPS: dict[str, dict[str, Any]] = {
         "pack": {"row_pack": 3}, "a": "image", "out": "at", **_WINDOW, "kernel": [1, 2, 1],
         "padding": [0, 1, 0], "a_scale": 0.5, "a_zp": 3,
     },
+    "conv_columns": {
+        "pack": {"row_pack": 3}, "a": "image", "out": "at", **_WINDOW, "kernel": [1, 2, 1],
+        "padding": [0, 1, 0], "a_zp": 3, "columns": 2, "apart": 1, "scale": {"table": "two"},
+        "bias": {"table": "two"},
+    },
     "float_conv": {
         "a": "floats", "out": "image", "weight": {"table": "panel"}, "bias": {"table": "eight"},
         "depthwise": False, **_WINDOW, "kernel": [1, 2, 1], "padding": [0, 1, 0], "out_zp": 3,

@@ -13,7 +13,7 @@ from torch.fx import Node
 from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import attribute, op_name
 from x86quant.ops.rows import CODES, NORM_KINDS, NORMED, TOTAL
-from x86quant.packing.linear_dynamic import Weights, row_routes
+from x86quant.packing.linear_dynamic import Weights, remembered, row_routes
 from x86quant.routing.sizes import Sizes
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
@@ -211,23 +211,75 @@ def _linear_real(draft: Draft, node: Node) -> Value:
     return out
 
 
+#: A product makes so many results at a time; idle ones take as long as others.
+_RESULTS_AT_A_TIME = 16
+#: Convolutions of few results are done column by column where that leaves so small a share to do.
+_WORTHWHILE = 0.75
+#: Lines are shared among threads whole, and copied whole.
+_FEWEST_LINES, _MOST_BYTES_A_LINE = 16, 1 << 20
+
+
 def _conv_real(draft: Draft, node: Node) -> Value:
     kwargs: Any = node.kwargs
     x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
-    weight, scale, bias = _weights(draft, node, *_WEIGHTS)
-    rows = weight.flatten(1)
-    pack = _pack(draft.packs.programs.row_linear((rows, scale, bias), kwargs["activation"]))
+    weights = _weights(draft, node, *_WEIGHTS)
+    weight, scale, bias = weights
+    fields: dict[str, Any] = window_of(kwargs, weight.shape[1:-1])
     out, moves = real_result(draft, node)
-    fields = {
-        "a": as_image(x), "pack": pack, "out": out, "a_scale": kwargs["x_scale"],
-        "a_zp": kwargs["x_zp"], **window_of(kwargs, weight.shape[1:-1]),
-    }  # fmt: skip
+    kind, rows = "conv_real", (weight.flatten(1), scale, bias)
+    if _is_done_by_columns(weights, kwargs, fields, tuple(x.shape), tuple(out.shape)):
+        columns = remembered("by columns", weights[:1], None, lambda: _columns_of(weight))
+        if columns is not None:
+            kind, rows = "conv_columns", columns
+    pack = _pack(draft.packs.programs.row_linear(rows, kwargs["activation"]))
+    if kind == "conv_columns":
+        *lengths, across = fields["kernel"]
+        fields |= {"kernel": [*lengths, 1], "columns": across, "apart": fields["dilation"][2]}
+        fields["scale"] = scale * torch.tensor(kwargs["x_scale"], dtype=torch.float32)
+        fields["bias"] = torch.zeros_like(scale) if bias is None else bias
+    else:
+        fields["a_scale"] = kwargs["x_scale"]
+    fields |= {"a": as_image(x), "pack": pack, "out": out, "a_zp": kwargs["x_zp"]}
     draft.add(
-        node, NativeStep("conv_real", fields), [x], out,
+        node, NativeStep(kind, fields), [x], out,
         multiply_adds=multiply_adds(tuple(out.shape), tuple(weight.shape), 0),
         weight_bytes=weight.numel(),
     )  # fmt: skip
     return in_their_order(draft, node, out) if moves else out
+
+
+def _is_done_by_columns(
+    weights: Weights,
+    kwargs: Any,
+    fields: dict[str, list[int]],
+    x: Sequence[int],
+    out: Sequence[int],
+) -> bool:
+    """Whether a product for each column of taps, and sums of these, take clearly less time."""
+    columns, step, apart = (fields[name][2] for name in ("kernel", "stride", "dilation"))
+    if columns == 1 or step != 1 or kwargs["activation"] is not None:
+        return False
+    results, width = len(weights[0]), out[-1]
+    windows = width + (columns - 1) * apart
+    lines = math.prod(out) // max(results * width, 1)
+    if lines < _FEWEST_LINES or windows * weights[0][0].numel() // columns > _MOST_BYTES_A_LINE:
+        return False
+    done = -(-results // _RESULTS_AT_A_TIME) * columns * width
+    return -(-results * columns // _RESULTS_AT_A_TIME) * windows <= _WORTHWHILE * done
+
+
+#: Sums of a column are floats that hold every integer up to here, and those of a window int32.
+_MOST_OF_A_COLUMN, _MOST_OF_A_WINDOW = 1 << 24, (1 << 31) - 1
+
+
+def _columns_of(weight: torch.Tensor) -> Weights | None:
+    """The weights of each column of taps, one column after the other; None if sums may not fit."""
+    columns = weight.movedim(-2, 0).flatten(2)
+    sums = columns.to(torch.int32).abs().sum(2) * 255
+    if int(sums.max()) > _MOST_OF_A_COLUMN or int(sums.sum(0).max()) > _MOST_OF_A_WINDOW:
+        return None
+    rows = columns.flatten(0, 1).contiguous()
+    return rows, torch.ones(len(rows), dtype=torch.float32), None
 
 
 def _linear_rows_rows(draft: Draft, node: Node) -> Results:
