@@ -285,6 +285,7 @@ def test_every_kind_of_step_is_made_by_some_form() -> None:
         "int8_cached_attention",
     }
     others = {"copy", "shuffle", "strided_copy", "nearest", "bilinear", "rows", "lookup"}
+    others.add("conv_columns")
     assert set(extension.native().step_kinds()) == by_name | others
 
 

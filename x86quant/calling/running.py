@@ -14,7 +14,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from x86quant.calling.call import Call
+from x86quant.calling.call import Call, dense
 from x86quant.calling.float_convolutions import native_float_convolutions
 from x86quant.calling.state import HOOKS
 from x86quant.dynamic.convert import has_hooks
@@ -158,7 +158,7 @@ def outputs(
 
 def float_tensors(result: Any) -> list[torch.Tensor]:
     """All float tensors in a result, as noise on them is told."""
-    return [_smooth(x.detach()) for x in tensors_in(result) if x.is_floating_point()]
+    return [_smooth(dense(x.detach())) for x in tensors_in(result) if x.is_floating_point()]
 
 
 def flat_floats(

@@ -172,9 +172,9 @@ def _factors(
                     continue
                 factor = math.sqrt(max(powers) / power)
                 if one.dim is None:
-                    found[None] = torch.tensor(factor)
+                    found[None] = torch.tensor(factor, dtype=torch.float32)
                 else:
-                    ones = torch.ones(of_calls[0].shape[one.dim])
+                    ones = torch.ones(of_calls[0].shape[one.dim], dtype=torch.float32)
                     found.setdefault(one.dim, ones)[list(one.channels)] = factor
         if found:
             yield number, list(found.items())
