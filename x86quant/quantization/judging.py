@@ -56,10 +56,11 @@ def _groups(
     for kind in kinds_within(exact):
         dim = kind[0].dim
         assert dim is not None
-        here = torch.tensor(sorted(channel for values in kind for channel in values.channels))
+        channels = sorted(channel for values in kind for channel in values.channels)
+        here = torch.tensor(channels, dtype=torch.int64)
         parts = ([x.index_select(dim, here) for x in side] for side in (exact, actual))
         what = "channels" if dim == 1 and exact[0].dim() > 2 else "columns"
-        yield ChannelGroup(sqnr_between(*parts), f"{what} {_listed(here.tolist())}")
+        yield ChannelGroup(sqnr_between(*parts), f"{what} {_listed(channels)}")
 
 
 def _are_probabilities(tensors: Sequence[torch.Tensor]) -> bool:
