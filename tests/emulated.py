@@ -50,11 +50,18 @@ QEMU = {
 CPUS = (*QEMU, *(name for name in masked_cpu.MASKS if name not in QEMU))
 _LEGAL = "tests/kernels/test_saturation.py::test_fbgemm_is_legal_exactly_where_it_is_right"
 _ERRATUM = "tests/kernels/test_errata.py::test_an_erratum_is_true_and_its_neighbour_is_not_hit"
+_PLAIN = "tests/hardware/test_without_avx2.py"
 _COMPUTES = "tests/tuning/test_tuning_measure.py::test_every_kernel_that_accepts_an_op_computes_it"
 
 #: A few minutes' worth of what differs between CPUs most, for every CPU above.
 SHORT = {
-    "Nehalem": ("tests/hardware/test_without_avx2.py",),  # the longest comes first
+    "Nehalem": (  # the longest comes first
+        f"{_PLAIN}::test_it_imports_and_says_what_is_missing",
+        f"{_PLAIN}::test_quantize_runs_in_plain_torch[static]",
+        f"{_PLAIN}::test_compile_save_and_load_run_in_plain_torch",
+        f"{_PLAIN}::test_wrong_levels_are_still_errors",
+        f"{_PLAIN}::test_loading_the_compiled_part_runs_nothing_newer",
+    ),
     "Haswell": (
         _LEGAL,
         f"{_ERRATUM}[16]",

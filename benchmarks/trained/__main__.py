@@ -28,7 +28,7 @@ from importlib import metadata
 import torch
 
 from benchmarks.environment import print_environment
-from benchmarks.trained import audio, digits, heads, photographs, scenes, text
+from benchmarks.trained import anchor_free, audio, digits, heads, photographs, scenes, text
 from benchmarks.trained.network import Trained
 from benchmarks.trained.peers import WAYS, Way, of_torch
 
@@ -56,6 +56,7 @@ NETWORKS: dict[str, Callable[[], Trained]] = {
     "line-reader": scenes.line_reader,
     "deeplab": heads.deeplab,
     "ssd": heads.ssd,
+    "boxes-with-scores": anchor_free.boxes_with_scores,
     "waves": audio.waves,
     "causal": audio.causal,
 }
