@@ -119,7 +119,7 @@ def boxes_with_scores() -> Trained:
         scores = found[:, 4].clamp(1e-6, 1 - 1e-6)
         return 5 * off + 20 * functional.binary_cross_entropy(scores, own)
 
-    model = fitted(_Detector(), draw, loss, 150)
+    model = fitted(_Detector(), draw, loss, 500)
     pictures, corners, _ = scenes(128, 900, 1797, 1)
     test = functional.interpolate(pictures, size=(_SIDE, _SIDE), mode="bilinear")
 
