@@ -12,6 +12,7 @@ namespace {
 // Windows that are written at a time, about so many bytes: they are multiplied while they are in the second cache.
 constexpr int64_t kBlockBytes = 64 << 10, kLeastRows = 8;
 constexpr int64_t kLeastPixels = 4096;  // of rows that need no copies, whose weights are read again for each block
+constexpr int64_t kMostOfALine = int64_t{1} << 28;  // bytes of its windows and of their results, which are in memory at a time
 constexpr double kBytesANanosecond = 10;  // of windows that are copied, roughly: of some dozens of channels
 
 // By the thread that calls.
@@ -22,14 +23,14 @@ void run_alone(xq_rows& op) {
 }
 
 // Refuses weights that the kernels cannot multiply so many rows with.
-void check_rows(const RowPack& pack, int64_t rows) {
+void check_rows(const char* kind, const RowPack& pack, int64_t rows) {
   xq_rows op = pack.call(rows);
   auto* there = reinterpret_cast<float*>(uintptr_t{64});
   op.in = {reinterpret_cast<uint8_t*>(there), there, reinterpret_cast<int32_t*>(there)};
   op.total = there;
   op.threads = 1;
   const int status = xq_rows_check(&op);
-  require(status == XQ_OK, "step \"conv_real\" of a plan: ", xq_status_text(status));
+  require(status == XQ_OK, "step \"", kind, "\" of a plan: ", xq_status_text(status));
 }
 
 class ConvRealStep final : public Step {
@@ -48,7 +49,7 @@ class ConvRealStep final : public Step {
     as_they_are_ = window_.is_one_pixel() && pixels_follow(a, a.c);
     block_ = std::max(kBlockBytes / codes, as_they_are_ ? kLeastPixels : kLeastRows);
     block_ = std::min(block_, std::max<int64_t>(rows_, 1));
-    check_rows(*pack_, rows_);
+    check_rows("conv_real", *pack_, rows_);
     nanoseconds_ = static_cast<double>(rows_) * static_cast<double>(codes) / kBytesANanosecond;
   }
 
@@ -122,11 +123,13 @@ class ConvColumnsStep final : public Step {
     results_ = pack_->out_features() / columns_;
     width_ = window_.sizes[2] - (columns_ - 1) * apart_;
     if (width_ < 1) fields.refuse("columns", "are wider than what they look at");
+    const int64_t most = std::max<int64_t>(codes, pack_->out_features() * static_cast<int64_t>(sizeof(float)));
+    if (window_.sizes[2] > kMostOfALine / most) fields.refuse("columns", "look at too long a line");
     scale_ = fields.table("scale", Type::kFloat, results_), bias_ = fields.table("bias", Type::kFloat, results_);
     lines_ = a.n * window_.sizes[0] * window_.sizes[1];
     out_ = fields.rows(Access::kWrite, "out", sizeof(float), {a.n, window_.sizes[0], window_.sizes[1], width_, results_});
     block_ = std::clamp<int64_t>(kBlockBytes / codes / window_.sizes[2], 1, std::max<int64_t>(lines_, 1));
-    check_rows(*pack_, block_ * window_.sizes[2]);
+    check_rows("conv_columns", *pack_, block_ * window_.sizes[2]);
     const double pixels = static_cast<double>(lines_) * static_cast<double>(window_.sizes[2]);
     nanoseconds_ = pixels * static_cast<double>(codes) / kBytesANanosecond;
   }

@@ -341,6 +341,14 @@ def test_a_recurrence_takes_no_more_than_a_plan_has(tmp_path: Path) -> None:
         assert wanted in said, said
 
 
+def test_columns_look_at_no_longer_a_line_than_there_is_memory_for(tmp_path: Path) -> None:
+    """Columns so far apart, in so wide a border, that four billion windows make one result."""
+    wide = {"padding": [0, 1, 2**31 - 1], "columns": 4, "apart": (2**32 - 1) // 3}
+    file = step_file(tmp_path / "c.xq", "conv_columns", {**placed("conv_columns"), **wide})
+    (said,) = attempts([file], megabytes=1024)
+    assert "look at too long a line" in said, said
+
+
 @pytest.mark.parametrize(
     ("tables", "dim"), [(100, 2**16), (3000, 8)], ids=["floats before", "products behind"]
 )

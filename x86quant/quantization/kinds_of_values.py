@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
-from x86quant.calling.call import dense
 from x86quant.calling.running import flat_floats, float_tensors
 from x86quant.observing.observer import LARGEST
 
@@ -59,7 +58,7 @@ Kind = tuple[Values, ...]
 
 def kinds_within(tensors: Sequence[torch.Tensor]) -> tuple[Kind, ...]:
     """The kinds of channels in one tensor of the result, over some calls; none if all are alike."""
-    kinds = _apart(_values(0, [dense(x.detach()) for x in tensors]))
+    kinds = _apart(_values(0, tensors))
     return kinds if len(kinds) > 1 else ()
 
 
@@ -137,44 +136,39 @@ class EvenValues:
     """
 
     def __init__(self, results: Sequence[Any]) -> None:
-        self._factors = dict(_factors([float_tensors(x) for x in results]))
+        self._factors = _factors([float_tensors(x) for x in results])
 
     def flat(self, result: Any) -> torch.Tensor:
         """All float tensors in a result, each kind of values as large as the others."""
         return flat_floats(result, self._weighted if self._factors else None)
 
     def _weighted(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        for dim, factors in self._factors.get(number, ()):
-            if dim is None:
-                x = x * float(factors)
-            elif x.dim() > dim and x.shape[dim] == len(factors):
-                x = x * factors.to(x.dtype).view(-1, *(1,) * (x.dim() - dim - 1))
-        return x
+        if number not in self._factors:
+            return x
+        dim, factors = self._factors[number]
+        if dim is None:
+            return x * float(factors)
+        if x.dim() <= dim or x.shape[dim] != len(factors):
+            return x
+        return x * factors.to(x.dtype).view(-1, *(1,) * (x.dim() - dim - 1))
 
 
 def _factors(
     results: Sequence[Sequence[torch.Tensor]],
-) -> Iterator[tuple[int, list[tuple[int | None, torch.Tensor]]]]:
-    """By number of tensor, what its values or its channels are multiplied by."""
+) -> dict[int, tuple[int | None, torch.Tensor]]:
+    """By number of tensor, what channels along a dimension, or all values, are multiplied by."""
     if not results or len({len(x) for x in results}) > 1:
-        return
-    tensors = [[dense(x) for x in of_calls] for of_calls in zip(*results, strict=True)]
-    values = [one for n, of_calls in enumerate(tensors) for one in _values(n, of_calls)]
-    kinds = _apart(values)
+        return {}
+    tensors = list(zip(*results, strict=True))
+    kinds = _apart([one for n, of_calls in enumerate(tensors) for one in _values(n, of_calls)])
     if len(kinds) < 2:
-        return
+        return {}
+    factors: dict[int, tuple[int | None, torch.Tensor]] = {}
     powers = [math.fsum(x.power for x in kind) for kind in kinds]
-    for number, of_calls in enumerate(tensors):
-        found: dict[int | None, torch.Tensor] = {}
-        for kind, power in zip(kinds, powers, strict=True):
-            for one in kind:
-                if one.tensor != number:
-                    continue
-                factor = math.sqrt(max(powers) / power)
-                if one.dim is None:
-                    found[None] = torch.tensor(factor, dtype=torch.float32)
-                else:
-                    ones = torch.ones(of_calls[0].shape[one.dim], dtype=torch.float32)
-                    found.setdefault(one.dim, ones)[list(one.channels)] = factor
-        if found:
-            yield number, list(found.items())
+    for kind, power in zip(kinds, powers, strict=True):
+        for one in kind:  # of a tensor all or channels along one dimension
+            size = 1 if one.dim is None else tensors[one.tensor][0].shape[one.dim]
+            plain = torch.ones(size, dtype=torch.float32)
+            _, found = factors.setdefault(one.tensor, (one.dim, plain))
+            found[list(one.channels) or 0] = math.sqrt(max(powers) / power)
+    return factors

@@ -235,9 +235,7 @@ def _levels(pairs: _Pairs) -> tuple[float, ...]:
     return tuple(_level(pair)[0] for pair in pairs)
 
 
-def _level(
-    pair: tuple[list[torch.Tensor], list[torch.Tensor]],
-) -> tuple[float, ChannelGroup | None]:
+def _level(pair: _Pair) -> tuple[float, ChannelGroup | None]:
     """Signal to noise in dB of one result: of all of it, or of channels that have much less."""
     db = sqnr_between(*pair)
     group = worst_group(*pair, db)
@@ -245,7 +243,8 @@ def _level(
 
 
 #: One float tensor of the result in each of some calls: the float model's, and the other's.
-_Pairs = list[tuple[list[torch.Tensor], list[torch.Tensor]]]
+_Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
+_Pairs = list[_Pair]
 
 
 #: A call, and the float tensors of the float model's result and of the other's.

@@ -227,7 +227,7 @@ def _conv_real(draft: Draft, node: Node) -> Value:
     fields: dict[str, Any] = window_of(kwargs, weight.shape[1:-1])
     out, moves = real_result(draft, node)
     kind, rows = "conv_real", (weight.flatten(1), scale, bias)
-    if _is_done_by_columns(weights, kwargs, fields, tuple(x.shape), tuple(out.shape)):
+    if _is_done_by_columns(weight, kwargs, fields, out.shape):
         columns = remembered("by columns", weights[:1], None, lambda: _columns_of(weight))
         if columns is not None:
             kind, rows = "conv_columns", columns
@@ -249,20 +249,17 @@ def _conv_real(draft: Draft, node: Node) -> Value:
 
 
 def _is_done_by_columns(
-    weights: Weights,
-    kwargs: Any,
-    fields: dict[str, list[int]],
-    x: Sequence[int],
-    out: Sequence[int],
+    weight: torch.Tensor, kwargs: Any, fields: dict[str, list[int]], out: Sequence[int]
 ) -> bool:
     """Whether a product for each column of taps, and sums of these, take clearly less time."""
     columns, step, apart = (fields[name][2] for name in ("kernel", "stride", "dilation"))
     if columns == 1 or step != 1 or kwargs["activation"] is not None:
         return False
-    results, width = len(weights[0]), out[-1]
+    results, width = len(weight), out[-1]
     windows = width + (columns - 1) * apart
     lines = math.prod(out) // max(results * width, 1)
-    if lines < _FEWEST_LINES or windows * weights[0][0].numel() // columns > _MOST_BYTES_A_LINE:
+    bytes_a_window = max(weight.shape[1:].numel() // columns, 4 * results * columns)
+    if lines < _FEWEST_LINES or windows * bytes_a_window > _MOST_BYTES_A_LINE:
         return False
     done = -(-results // _RESULTS_AT_A_TIME) * columns * width
     return -(-results * columns // _RESULTS_AT_A_TIME) * windows <= _WORTHWHILE * done
