@@ -14,6 +14,7 @@ import x86quant
 from tests.models import Residual
 from x86quant.calling.running import outputs
 from x86quant.errors import X86QuantWarning
+from x86quant.lowering import rounded
 from x86quant.quantization import harm, outcome
 from x86quant.quantization.batches import Calibration
 from x86quant.quantization.kit import simulation
@@ -129,7 +130,7 @@ def test_only_layers_that_harm_most_are_looked_at_twice(monkeypatch: pytest.Monk
     assert 0 < len(second) < len(names)
     assert next(iter(rough)) in second
     for calls_of, some in ((1, set(names) - set(second)), (2, set(second))):
-        short = dataclasses.replace(prepared, sample=prepared.sample[:calls_of])
+        short = dataclasses.replace(prepared, sample=prepared.halves.calls[:calls_of])
         exact = {one.name: one.sqnr_db for one in harm.harms(short, names)}
         assert {n: rough[n] for n in some} == {n: exact[n] for n in some}
 
@@ -249,6 +250,7 @@ def test_what_takes_much_time_in_float_has_to_gain_much(
 
 
 def test_products_of_each_layer_are_counted() -> None:
+    """Of a row: what there is to calibrate with is taken apart."""
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1, groups=8), nn.Flatten(),
         nn.Linear(8 * 4 * 4, 5),
@@ -257,7 +259,7 @@ def test_products_of_each_layer_are_counted() -> None:
     prepared = prepare(model, [(torch.randn(2, 3, 8, 8),)], settings)
     found = {name: count for name, count in products(prepared).items() if count}
     assert found == {
-        "0": 2 * 8 * 64 * 27, "2": 2 * 8 * 16 * 9, "4": 2 * 5 * 128
+        "0": 8 * 64 * 27, "2": 8 * 16 * 9, "4": 5 * 128
     }  # fmt: skip
 
 
@@ -310,13 +312,13 @@ def test_what_is_fused_is_computed_in_place_where_nobody_looks(activation: nn.Mo
     torch.manual_seed(0)
     x = 6 * torch.randn(40)
     exact, y = activation(x), x.clone()
-    found = simulation._followed(y, activation)
+    found = rounded.activated(y, activation)
     assert torch.equal(found, exact)
-    assert (found.data_ptr() == y.data_ptr()) == (type(activation) in simulation._IN_PLACE)
+    assert (found.data_ptr() == y.data_ptr()) == (type(activation) in rounded._IN_PLACE)
     kept: list[torch.Tensor] = []
     handle = activation.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
-    assert torch.equal(simulation._followed(x, activation), exact)
+    assert torch.equal(rounded.activated(x, activation), exact)
     handle.remove()
     assert torch.equal(activation(kept[0]), exact)
     assert kept[0].min() < 0
-    simulation._followed(x.clone().requires_grad_() * 1.0, activation).sum().backward()
+    rounded.activated(x.clone().requires_grad_() * 1.0, activation).sum().backward()

@@ -16,6 +16,7 @@ from x86quant.errors import InvalidInputError
 from x86quant.quantization import outcome, speed, static_recurrent
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.kit import accuracy_kit, learning
+from x86quant.quantization.kit.bias_correction import BiasCorrection
 from x86quant.quantization.kit.learning import Learned, learned
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
 from x86quant.quantization.preparing import prepare
@@ -229,7 +230,10 @@ def test_in_order_the_mean_of_each_channel_becomes_floats() -> None:
         return abs(float(torch.cat(errors).mean()))
 
     before = off()
-    assert set(corrections_in_order(part, calls)) == {
+    measured = BiasCorrection(part)
+    for call in calls:
+        measured.observe(call)
+    assert set(corrections_in_order(part, calls, measured.exact)) == {
         str(layer.node.target) for layer in part.layers if layer.kind.startswith("Conv")
     }
     assert off() < before / 4

@@ -18,6 +18,7 @@ from x86quant.dynamic import Int8Linear
 from x86quant.errors import UnsupportedError, first_line
 
 _M = TypeVar("_M", bound=nn.Module)
+_Result = TypeVar("_Result")
 
 #: Where torch keeps what is called before and after a module.
 HOOKS = (
@@ -55,18 +56,21 @@ class State:
                 module.restore()
 
 
-def settle(model: nn.Module, run: Callable[[], object]) -> None:
+def settle(model: nn.Module, run: Callable[[], _Result]) -> tuple[_Result, bool]:
     """``run`` the model so that it does what it does at its first call only.
 
     That may be to fill a cache, or to install hooks. What changes at later calls too is put back.
+    Returns the last result, and whether there is something of that kind.
     """
     first = State(model)
-    run()
+    result = run()
     if not first.changed():
-        return
+        return result, False
     second = State(model)
-    run()
-    first.restore(second.changed())
+    result = run()
+    changed = second.changed()
+    first.restore(changed)
+    return result, bool(changed)
 
 
 def copied(model: nn.Module) -> nn.Module:

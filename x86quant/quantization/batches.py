@@ -67,8 +67,10 @@ class Calibration:
 
         The rest of them can be read only once.
         """
-        calls = itertools.chain(self.sample if sample is None else sample, self._calls)
-        yield from counted(calls, self._length, "calibrating", shown=self._show)
+        first = self.sample if sample is None else sample
+        length = self._length and self._length + len(first) - len(self.sample)
+        calls = itertools.chain(first, self._calls)
+        yield from counted(calls, length, "calibrating", shown=self._show)
 
     def _take_sample(self) -> tuple[Call, ...]:
         kept: list[Call] = []

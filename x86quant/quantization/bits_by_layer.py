@@ -22,9 +22,6 @@ from x86quant.quantization.outcome import ENOUGH_DB, sqnrs
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.search import Metric, score_of
 
-#: Batches that results are judged on.
-_BATCHES = 4
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Bytes:
@@ -134,7 +131,7 @@ def _fewest(
 
 def _results_are_good(prepared: PreparedModel, kept: Collection[str]) -> bool:
     """Whether all results come as close to the float model's as a user would take for them."""
-    calls = prepared.unseen[:_BATCHES]
+    calls = prepared.halves.judges
     found = sqnrs(prepared, prepared.build(kept), calls)
     return min(found, default=ENOUGH_DB) >= ENOUGH_DB
 

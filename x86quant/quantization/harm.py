@@ -49,8 +49,6 @@ def harms(prepared: PreparedModel, names: Collection[str]) -> Iterator[Harm]:
 _MOST = 0.5
 #: On how many calls: each takes a run of the model for each layer.
 _RANKED_BY = 2
-#: Kinds of values are told by the results of so many.
-_KINDS_BY = 4
 
 
 def rough_harms(
@@ -68,7 +66,8 @@ def rough_harms(
     """
     power: dict[_Group, _Power] = {}
     measured = power
-    calls = prepared.held_back if held_back else prepared.sample[:_RANKED_BY]
+    halves = prepared.halves
+    calls = halves.held_back if held_back else halves.calls[:_RANKED_BY]
     for call in calls:
         run = _Measured(prepared, halved(call, prepared.takes), held_back)
         if not power:
@@ -137,7 +136,7 @@ class _Measured:
 
     def __init__(self, prepared: PreparedModel, call: Call, held_back: bool = False) -> None:
         self._prepared, self._call, self._held_back = prepared, call, held_back
-        self._flat = prepared.exact.even(prepared.sample[:_KINDS_BY]).flat
+        self._flat = prepared.exact.even(prepared.halves.judges).flat
         (self._exact,) = outputs(prepared.model, [call], self._flat)
         self._known = FloatValues()
 

@@ -67,6 +67,8 @@ _SLACK_DB = 3.0
 _BATCHES = 4
 #: A model is only built if the simulation comes so close, in dB, to what it must have.
 _SIMULATION_IS_OFF_BY = 1.0
+#: How far, in dB, the noise of layers is from the sum of what each does alone, or less.
+_NOISE_ADDS_UP_WITHIN = 3.0
 #: So many models are tried to find layers that bring the noise down.
 _TRIALS = 8
 #: Of a network that is usable as it is, all layers in float would be worth so many dB.
@@ -170,7 +172,8 @@ def _tried(outcome: Choices) -> tuple[nn.Module | None, str]:
         if not is_own(error):
             raise
         return None, described(error)
-    for call in outcome.prepared.sample[:2]:
+    prepared = outcome.prepared
+    for call in (*prepared.sample[:1], *prepared.halves.calls[1:2]):
         expected = outcome.prepared.exact.of(call)
         try:
             actual = _result(model, call)
@@ -305,7 +308,8 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
     been without it is tried on it, in simulation, and the lower of both figures counts.
     """
     prepared = outcome.prepared
-    results = _results(prepared, model, prepared.unseen[:_BATCHES])
+    halves = prepared.halves
+    results = _results(prepared, model, halves.unseen[: _BATCHES * halves.pieces])
     pairs = [] if isinstance(results, int) else _pairs(prepared, results)
     levels = [_level(pair) for pair in pairs]
     found = tuple(db for db, _ in levels)
@@ -322,7 +326,7 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
     static = [name for name in outcome.int8_layers if prepared.layers[name].part is not None]
     if static and prepared.can_hold_back:
         with prepared.simulated(outcome.int8_layers, held_back=True) as simulated:
-            honest = sqnrs(prepared, simulated, prepared.held_back)
+            honest = sqnrs(prepared, simulated, halves.held_back)
         if len(honest) == len(found):
             found = tuple(map(min, found, honest))
     told = None if isinstance(results, int) else _perplexities(prepared, results)
@@ -382,7 +386,7 @@ def sqnrs_with(
 
     With ``held_back`` on calls that were held back, by the ranges from before.
     """
-    calls = prepared.held_back if held_back else prepared.unseen[:_BATCHES]
+    calls = prepared.halves.held_back if held_back else prepared.halves.judges
     with prepared.simulated(names, held_back=held_back) as model:
         return sqnrs(prepared, model, calls)
 
@@ -464,6 +468,11 @@ def _good_enough(
     most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
     best = (outcome, model)
     shares = _shares(prepared) if usable and not at_any_cost else {}
+    noise = [10 ** (-db / 10) for db in harm.values()]
+
+    def hoped_for(size: int) -> float:
+        """What is expected where the noise of layers adds up, without a run."""
+        return before - 10 * math.log10(max(sum(noise[size:]) / sum(noise), 1e-20))
 
     @functools.cache
     def expected_of(size: int) -> float:
@@ -476,14 +485,16 @@ def _good_enough(
     for _ in range(0 if prepared.has_budget else _TRIALS):  # which one in float would exceed
         size = min(size, most)
         why = f"the model has {before:.1f} dB with it in int8"
-        tried = outcome.without(order[:size], why)
-        expected = expected_of(size)
         least = USABLE_DB if size > _MOST_IN_FLOAT * len(order) else ENOUGH_DB
         # What is not enough is better than nothing where it is clearly better.
         wanted = min(least, before + _WORTH_DB) if size == most else least
+        if size < most and -math.inf < hoped_for(size) < wanted - _NOISE_ADDS_UP_WITHIN:
+            size *= 2
+            continue
         # What takes more time has to gain more.
         gain = _ALL_IN_FLOAT_DB * sum(shares.get(name, 0.0) for name in order[:size])
-        if expected >= max(wanted, before + gain) - _SIMULATION_IS_OFF_BY:
+        tried = outcome.without(order[:size], why)
+        if expected_of(size) >= max(wanted, before + gain) - _SIMULATION_IS_OFF_BY:
             other, _ = _tried(tried)
             if other is not None:
                 tried = _judged(tried, other)

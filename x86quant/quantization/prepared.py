@@ -24,6 +24,7 @@ from x86quant.dynamic.layers import weight_of
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.channel_scales import Scaled
 from x86quant.quantization.kit.equalization import Equalized
+from x86quant.quantization.kit.halves import Halves
 from x86quant.quantization.kit.simulation import FloatValues, simulated
 from x86quant.quantization.kit.smoothing import Smoothed
 from x86quant.quantization.scheme import Scheme
@@ -80,8 +81,8 @@ class PreparedModel:
         scheme: what becomes int8.
         observer: how ranges were chosen.
         sample: the first calibration batches.
-        unseen: batches that the accuracy kit was not fitted to, where there are enough.
-        held_back: the last of them, before which ranges were noted.
+        halves: what the accuracy kit was fitted to and what it was not, where there is enough, of
+            these batches or pieces of them; ranges were noted before those held back.
         parts: the static parts, calibrated.
         layers: every layer that can be int8, by name.
         batches: how many batches calibrated it.
@@ -102,8 +103,7 @@ class PreparedModel:
     scheme: Scheme
     observer: str
     sample: tuple[Call, ...]
-    unseen: tuple[Call, ...]
-    held_back: tuple[Call, ...]
+    halves: Halves
     parts: tuple[StaticPart, ...]
     layers: Mapping[str, NamedLayer]
     batches: int
@@ -220,7 +220,7 @@ class PreparedModel:
     @property
     def can_hold_back(self) -> bool:
         """Whether there are calls that ranges were known before."""
-        return bool(self.held_back) and any(part.chosen_before for part in self.parts)
+        return bool(self.halves.held_back) and any(part.chosen_before for part in self.parts)
 
     @contextlib.contextmanager
     def simulated(

@@ -7,6 +7,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch import nn
 from x86quant.calling.baking import as_written, bake, computes_weights
 from x86quant.calling.call import Call
 from x86quant.calling.differences import difference
-from x86quant.calling.running import feed_parts, run
+from x86quant.calling.running import feed_parts, run, run_drawing
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
 from x86quant.calling.wording import listed
 from x86quant.capture.plain_numbers import plain_layers
@@ -94,15 +95,17 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
     plain_layers(reference)
     if single:
         reference.float()
+    exact = FloatResults(reference)
     if data is not None:
-        _check_runs(reference, data.example, given=given)
+        first = _check_runs(reference, data.example, given=given)
+        if first is not None:
+            exact.note(data.example, *first)
         for odd in (
             *what_is_odd(data.sample),
             *what_are_labels(reference, data.sample),
             *unlike_training(reference, data.sample),
         ):
             warnings.warn(odd, X86QuantWarning, stacklevel=4)
-    exact = FloatResults(reference)
     refused: dict[tuple[str, str], str] = {}
     while True:
         with failing_batches_named(reference, () if data is None else data.sample):
@@ -127,9 +130,16 @@ def _not_buildable(prepared: PreparedModel) -> Iterator[tuple[tuple[str, str], s
 
 def _check_runs(
     model: nn.Module, example: Call, which: str = "the first", given: nn.Module | None = None
-) -> None:
+) -> tuple[Any] | None:
+    """The result for ``example``; None if another run may return another.
+
+    Raises:
+        InvalidInputError: the model does not run.
+        UnsupportedError: the model does, but its copy does not.
+    """
     try:
-        settle(model, lambda: run(model, example))
+        (result, drawn), changes = settle(model, lambda: run_drawing(model, example, 0))
+        return None if drawn or changes else (result,)
     except Exception as error:  # whatever the user's model raises at wrong inputs
         if given is not None and _runs(given, example):
             raise UnsupportedError(
@@ -184,7 +194,7 @@ def _prepared(
     reference = exact.model
     model = _baked(reference, data)
     sample = () if data is None else data.sample
-    halves = Halves.of_rows(model, sample) if sample else Halves((), ())
+    halves = Halves.of_rows(exact, sample) if sample else Halves((), ())
     notes: list[str] = []
     if settings.embedding_bits is not None:
         model, told = _with_tables(model, settings.embedding_bits)
@@ -202,7 +212,9 @@ def _prepared(
     batches = 0
     if scheme.static:
         assert data is not None
-        tried = variants(sample, functools.partial(takes, model))
+        # Other batches show by a few rows what is different there.
+        shown = (sample[0], *halves.calls[1:]) if halves.pieces > 1 else sample
+        tried = variants(shown, functools.partial(takes, model))
         found = find_parts(own, scheme, tried, ranges, refused)
         halves = _within(found, halves, sample)
         if smoothed and found.found and settings.smooth_quant == "auto":
@@ -256,8 +268,7 @@ def _prepared(
         scheme=scheme,
         observer=ranges.observer,
         sample=sample,
-        unseen=halves.unseen,
-        held_back=halves.held_back,
+        halves=halves,
         parts=parts,
         layers=layers,
         batches=batches,
@@ -294,11 +305,16 @@ def _what_else(model: nn.Module, scheme: Scheme) -> str:
 
 def _within(found: Parts, halves: Halves, sample: tuple[Call, ...]) -> Halves:
     """``halves`` of calls that run in int8: others run in float, and would flatter it."""
-    if any(part.traced.guard.conditions for part in found.found):
+    if any(part.path and part.traced.guard.conditions for part in found.found):
         halves = Halves.of(sample)  # a graph may not hold for pieces of a batch
     whole = [part for part in found.found if not part.path]
-    inside = tuple(x for x in halves.calls if all(part.inputs(x) is not None for part in whole))
-    return halves if len(inside) == len(halves.calls) else Halves.of(inside)
+
+    def held(calls: Sequence[Call]) -> tuple[Call, ...]:
+        return tuple(x for x in calls if all(part.inputs(x) is not None for part in whole))
+
+    if len(held(halves.calls)) == len(halves.calls):
+        return halves
+    return Halves.of(held(sample))
 
 
 def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:

@@ -42,10 +42,6 @@ from x86quant.quantization.tracing.float_results import FloatResults
 _log = logging.getLogger("x86quant.quantization")
 
 
-#: Steps that leave ranges as they are are judged by so many calls: they fit few values.
-_JUDGES = 4
-
-
 def smoothed_model(
     model: nn.Module, scheme: Scheme, halves: Halves, settings: Settings
 ) -> tuple[nn.Module, tuple[smoothing.Smoothed, ...]]:
@@ -154,7 +150,7 @@ def _calibrated(
         return plain, ()
     _calibrate(exact, equalized, halves)
     if not always:
-        after, before = (_simulated_noise(exact, x, halves.unseen) for x in (equalized, plain))
+        after, before = (_simulated_noise(exact, x, halves.judges) for x in (equalized, plain))
         if after < before:
             return plain, ()
     return equalized, done
@@ -170,12 +166,12 @@ def _equalized(part: FoundPart, pairs: Sequence[equalization.Equalized]) -> Foun
     graph = deep_copy(part.traced.graph_module)
     for pair in pairs:
         equalization.apply(graph, pair)
-    traced = dataclasses.replace(part.traced, graph_module=graph)
-    return dataclasses.replace(part, traced=traced, prepared=None)
+    return part.with_weights(graph)
 
 
 def _same_graph(before: FoundPart, after: FoundPart) -> bool:
-    results = [run(part.traced.graph_module, part.example) for part in (before, after)]
+    inputs = before.small or before.example
+    results = [run(part.traced.graph_module, inputs) for part in (before, after)]
     return difference(*results) is None
 
 
@@ -252,7 +248,7 @@ class Calibrated:
 
     def judged_by_some(self) -> float:
         """Signal to noise on a few of the calls not seen."""
-        return _simulated_noise(self.exact, self.parts, self.halves.unseen[:_JUDGES])
+        return _simulated_noise(self.exact, self.parts, self.halves.judges)
 
     def judged(self) -> list[float]:
         """The same on all; and on those held back, by ranges from before them."""
@@ -278,7 +274,8 @@ def feed_back(calibrated: Calibrated) -> None:
     settings = calibrated.settings
     if settings.effort == "fast" or settings.weight_observer != "auto" or not calibrated.can_judge:
         return
-    seen = {part: WeightFeedback(part) for part in calibrated.parts}
+    shown = len(calibrated.halves.seen)
+    seen = {part: WeightFeedback(part, shown) for part in calibrated.parts}
     calibrated.show({part: one.observe for part, one in seen.items()})
     before = calibrated.judged_by_some()
     changed = {part: part.replace_weights(one.rounded()) for part, one in seen.items()}
@@ -302,10 +299,12 @@ def correct_biases(calibrated: Calibrated) -> None:
         settings.bias_correction == "auto" and settings.effort != "fast" and calibrated.can_judge
     )
     ways = _CORRECTIONS if judged else _CORRECTIONS[:1]
+    measured = {part: BiasCorrection(part) for part in parts}
+    calibrated.show({part: one.observe for part, one in measured.items()})
     found: list[tuple[_Corrections, float]] = []
     for way in (None, *ways) if judged else ways:
         none: _Corrections = {part: {} for part in parts}
-        corrections = none if way is None else way(calibrated)
+        corrections = none if way is None else way(calibrated, measured)
         for part in parts:
             part.corrections = corrections[part]
         if way is None and calibrated.level is not None:
@@ -326,16 +325,21 @@ def _best(found: Sequence[tuple[_Corrections, float]]) -> _Corrections:
     return max(reversed(found), key=operator.itemgetter(1))[0]
 
 
-def _one_by_one(calibrated: Calibrated) -> _Corrections:
+#: What was measured of each part.
+_Measured = Mapping[StaticPart, BiasCorrection]
+
+
+def _one_by_one(_: Calibrated, measured: _Measured) -> _Corrections:
     """Each layer on what the float model gives it."""
-    seen = {part: BiasCorrection(part) for part in calibrated.parts}
-    calibrated.show({part: one.observe for part, one in seen.items()})
-    return {part: one.corrections() for part, one in seen.items()}
+    return {part: one.corrections() for part, one in measured.items()}
 
 
-def _in_order(calibrated: Calibrated) -> _Corrections:
+def _in_order(calibrated: Calibrated, measured: _Measured) -> _Corrections:
     """Each layer on what those before it, corrected, give it."""
-    return {part: corrections_in_order(part, x) for part, x in calibrated.inputs().items()}
+    return {
+        part: corrections_in_order(part, calls, measured[part].exact)
+        for part, calls in calibrated.inputs().items()
+    }
 
 
 #: The ways to correct biases, the quick one first.

@@ -18,9 +18,16 @@ from x86quant.calling.call import Call
 from x86quant.quantization.kit.simulation import fake_activation, rounded_copy
 from x86quant.quantization.static.static_part import StaticPart, is_weighted
 
+#: The sum of each channel, and of how many values it is.
+Sums = tuple[torch.Tensor, int]
+
 
 class BiasCorrection:
-    """Measures the corrections of a calibrated part over some batches."""
+    """Measures the corrections of a calibrated part over some batches.
+
+    Attributes:
+        exact: what the channels of each layer are in float, by path, for each batch.
+    """
 
     def __init__(self, part: StaticPart) -> None:
         nodes = [layer.node for layer in part.layers if is_weighted(part.module(layer.node))]
@@ -33,6 +40,7 @@ class BiasCorrection:
         self._sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, int] = {}
         self._rounded = {node.name: rounded_copy(part, node) for node in nodes}
+        self.exact: dict[str, list[Sums]] = {str(node.target): [] for node in nodes}
         self._interpreter = _Watcher(self)
 
     def observe(self, call: Call) -> None:
@@ -47,13 +55,17 @@ class BiasCorrection:
     def add(self, node: Node, x: torch.Tensor) -> None:
         """Compare the layer of ``node`` with its rounded form on ``x``."""
         layer, rounded = self._part.module(node), self._rounded.get(node.name)
-        if layer is None or rounded is None or not x.numel():
+        if layer is None or rounded is None:
+            return
+        path = str(node.target)
+        if not x.numel():
+            self.exact[path].append((torch.zeros((), dtype=torch.float64), 0))
             return
         observer = self._part.observer_of(node.args[0])
         seen = x if observer is None else fake_activation(observer, x)
         actual, _ = channel_sums(rounded, seen)
         expected, count = channel_sums(layer, x)
-        path = str(node.target)
+        self.exact[path].append((expected, count))
         self._sums[path] = self._sums.get(path, torch.zeros((), dtype=torch.float32)) + (
             actual - expected
         )
@@ -64,7 +76,7 @@ class BiasCorrection:
 _FEW = 64
 
 
-def channel_sums(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+def channel_sums(layer: nn.Module, x: torch.Tensor) -> Sums:
     """The sum of each output channel of ``layer`` on ``x``, and of how many values it is.
 
     Of a plain convolution it is the product of each weight with the sum of all inputs that it
@@ -78,7 +90,7 @@ def channel_sums(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, int]:
     return rows.double().sum(1), rows.shape[1]
 
 
-def _conv_sums(layer: nn.Conv2d, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+def _conv_sums(layer: nn.Conv2d, x: torch.Tensor) -> Sums:
     dims = _dims(layer)
     batch = x.shape[0] if x.dim() == dims + 2 else 1
     # [channels, *spatial], then one dimension after another becomes that of its taps.

@@ -115,7 +115,8 @@ class ChannelRanges:
             rows = x.reshape(-1, channels, math.prod(x.shape[-dims:]))
         else:  # columns of a linear, a few a channel if a flatten stands before it
             rows = x.reshape(-1, channels, x.shape[-1] // channels)
-        largest = torch.linalg.vector_norm(rows, torch.inf, dim=2).amax(0)
+        # torch's norm of extremes, and aminmax, take 15 times as long.
+        largest = torch.maximum(rows.amax((0, 2)), -rows.amin((0, 2)))
         squares = torch.linalg.vector_norm(rows, dim=2).double().square().sum(0)
         squares /= rows.shape[0] * rows.shape[2]
         if pair in self.largest:

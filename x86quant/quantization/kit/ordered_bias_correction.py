@@ -1,21 +1,21 @@
 """Bias correction layer by layer: each layer gets what the layers before it, corrected, make.
 
 The mean of every output channel is brought to the float model's, errors that pile up among them.
-All batches go through the graph side by side, so one run in float and one as in int8 are enough.
+All batches go through the graph side by side, so one run as in int8 is enough.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
-from torch.fx import Interpreter, Node
+from torch.fx import Node
 
 from x86quant.calling.call import Call
 from x86quant.calling.float_convolutions import native_float_convolutions
-from x86quant.quantization.kit.bias_correction import channel_sums
+from x86quant.quantization.kit.bias_correction import Sums, channel_sums
 from x86quant.quantization.kit.simulation import Simulation, rounded_copy
 from x86quant.quantization.static.static_part import StaticPart, is_weighted
 
@@ -23,9 +23,12 @@ from x86quant.quantization.static.static_part import StaticPart, is_weighted
 _MOST_BYTES = 32 << 20
 
 
-def corrections_in_order(part: StaticPart, calls: Sequence[Call]) -> dict[str, torch.Tensor]:
+def corrections_in_order(
+    part: StaticPart, calls: Sequence[Call], exact: Mapping[str, Sequence[Sums]]
+) -> dict[str, torch.Tensor]:
     """What to subtract from the bias of each layer of a calibrated ``part``, by path.
 
+    ``exact`` are the sums of channels in float, by path of the layer, for each of ``calls``.
     ``part.corrections`` are those found so far while this runs, and all of them afterwards.
     """
     part.corrections = {}
@@ -40,7 +43,8 @@ def corrections_in_order(part: StaticPart, calls: Sequence[Call]) -> dict[str, t
             if node.name in layers and is_weighted(module) and times[node.target] == 1:
                 assert module is not None
                 rounded = rounded_copy(part, part.nodes[node.name])
-                part.corrections[str(node.target)] = _mean_error(runs, node, module, rounded)
+                path = str(node.target)
+                part.corrections[path] = _mean_error(runs, node, exact[path], rounded)
             for run in runs:
                 run.step(node)
             for source in node.all_input_nodes:
@@ -50,32 +54,27 @@ def corrections_in_order(part: StaticPart, calls: Sequence[Call]) -> dict[str, t
     return part.corrections
 
 
-class _SideBySide:
-    """One call in float and as in int8, node by node."""
+class _SideBySide(Simulation):
+    """One call as in int8, node by node."""
 
     def __init__(self, part: StaticPart, call: Call) -> None:
-        self.exact = Interpreter(part.prepared, graph=part.float_graph)
-        self.int8 = Simulation(part, {layer.node.name for layer in part.layers}, None)
-        for one in (self.exact, self.int8):
-            one.env, one.args_iter = {}, iter(call.args)
+        super().__init__(part, {layer.node.name for layer in part.layers}, None)
+        self.env, self.args_iter = {}, iter(call.args)
 
     def step(self, node: Node) -> None:
-        for one in (self.exact, self.int8):
-            one.env[node] = one.run_node(node)
+        self.env[node] = self.run_node(node)
 
     def forget(self, node: Node) -> None:
-        for one in (self.exact, self.int8):
-            one.env.pop(node, None)
+        self.env.pop(node, None)
 
 
 def _mean_error(
-    runs: Sequence[_SideBySide], node: Node, layer: nn.Module, rounded: nn.Module
+    runs: Sequence[_SideBySide], node: Node, exact: Sequence[Sums], rounded: nn.Module
 ) -> torch.Tensor:
-    """How far the mean of each channel of ``layer``, which ``node`` calls, is off."""
+    """How far the mean of each channel of the layer that ``node`` calls is off."""
     total, values = torch.zeros((), dtype=torch.float64), 0
-    for run in runs:
-        actual, count = channel_sums(rounded, run.int8.rounded_input(node))
-        expected, _ = channel_sums(layer, run.exact.env[node.all_input_nodes[0]])
+    for run, (expected, count) in zip(runs, exact, strict=False):  # of more calls than fit
+        actual, _ = channel_sums(rounded, run.rounded_input(node))
         total = total + (actual.double() - expected.double())
         values += count
     return (total / max(values, 1)).float()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
 from x86quant.compiled import CompiledModule
 from x86quant.lowering.float_forms import recurrent_graph
+from x86quant.lowering.rounded import activated
 from x86quant.observing.native_floats import rounded
 from x86quant.quantization.static.conversion import rounded_recurrent
 from x86quant.quantization.static.static_part import Chosen, StaticPart, is_weighted
@@ -34,20 +34,6 @@ def fake_activation(
     step, zero = scale.to(torch.float32).reshape(()), int(zero_point)
     low, high = int(observer.quant_min) - zero, int(observer.quant_max) - zero
     return rounded(x, float(step.reciprocal()), low, high, float(step), in_place=in_place)
-
-
-#: What is fused behind a product, whose result nobody else has seen.
-_IN_PLACE: dict[type[nn.Module], Callable[[torch.Tensor], torch.Tensor]] = {
-    nn.ReLU: torch.relu_,
-    nn.ReLU6: functools.partial(torch.clamp_, min=0.0, max=6.0),
-}
-
-
-def _followed(y: torch.Tensor, follower: nn.Module) -> torch.Tensor:
-    hooked = follower._forward_hooks or follower._forward_pre_hooks
-    quick = None if hooked or y.requires_grad else _IN_PLACE.get(type(follower))
-    found: torch.Tensor = (quick or follower)(y)
-    return found
 
 
 def _known(observer: Any, chosen: Chosen | None) -> Any:
@@ -248,7 +234,7 @@ class Simulation(Interpreter):
         y = self.product(node, self.rounded_input(n))
         fused = self.fetch_attr(str(n.target))
         for follower in list(fused.children())[1:] if self._part.is_fused(node) else ():
-            y = _followed(y, follower)
+            y = activated(y, follower)
         return y
 
     def _native_recurrent(self, node: Node, states: Sequence[str]) -> CompiledModule:

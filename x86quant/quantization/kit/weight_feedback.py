@@ -32,6 +32,8 @@ _DAMPING = 0.01
 _MOST_TAPS = 1152
 #: Of how many windows of a call: of few where there are few taps.
 _LEAST_WINDOWS, _WINDOWS = 256, 1024
+#: All calls together show as many as so many calls.
+_CALLS = 4
 #: So many taps are rounded before those behind them are told, by one product.
 _AT_ONCE = 64
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -49,7 +51,7 @@ class _Layer:
 class WeightFeedback:
     """Chooses codes for the weights of a calibrated part over some batches."""
 
-    def __init__(self, part: StaticPart) -> None:
+    def __init__(self, part: StaticPart, calls_shown: int) -> None:
         calls = Counter(n.target for n in part.prepared.graph.nodes if n.op == "call_module")
         self._part = part
         self._layers: dict[str, _Layer] = {}
@@ -63,6 +65,7 @@ class WeightFeedback:
                     for name, count in taps.items()
                 }
                 self._layers[node.name] = _Layer(node, module, squares)
+        self._share = min(1.0, _CALLS / max(calls_shown, 1))
         self._interpreter = _Watched(part, self._take)
 
     def observe(self, call: Call) -> None:
@@ -102,11 +105,46 @@ class WeightFeedback:
         if is_recurrent_layer(layer.module):
             states = result[0] if returns_last(layer.module) else result
             states = fake_activation(part.output_observer(layer.node), states)
-            met = _met_by_recurrent(layer.module, seen(given[0]), states, *given[1:2])
+            every = _met_by_recurrent(layer.module, seen(given[0]), states, *given[1:2])
+            met = {name: self._rows(x) for name, x in every.items()}
         else:  # zeros around it stay zeros: only what is looked at has to be rounded
-            met = {"weight": seen(_windows(layer.module, given[0]))}
+            met = {"weight": seen(self._windows(layer.module, given[0]))}
         for name, squares in layer.squares.items():
             squares.baddbmm_(met[name].transpose(1, 2), met[name])
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        return rows[self._some(len(rows), rows.shape[-1])].unsqueeze(0)
+
+    def _windows(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
+        """Some of what the weight of ``layer`` meets in ``x``, [groups, windows, taps]."""
+        if isinstance(layer, nn.Linear):
+            return self._rows(x)
+        dims = layer.weight.dim() - 2
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        maps = x.reshape(-1, *x.shape[-dims - 1 :])
+        around = layer._reversed_padding_repeated_twice
+        padded = (F.pad(maps, around, mode) if any(around) else maps).movedim(1, -1)
+        geometry = list(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True))
+        counts = [
+            (size - dilation * (taps - 1) - 1) // stride + 1
+            for size, (taps, stride, dilation) in zip(padded.shape[1:-1], geometry, strict=True)
+        ]
+        some = self._some(len(padded) * math.prod(counts), layer.weight[0].numel())
+        image, *places = torch.unravel_index(some, (len(padded), *counts))
+        index = [image.view(-1, *[1] * dims)]
+        for dim, (place, (taps, stride, dilation)) in enumerate(zip(places, geometry, strict=True)):
+            along = place[:, None] * stride + torch.arange(taps) * dilation
+            index.append(along.view(-1, *(taps if d == dim else 1 for d in range(dims))))
+        found = padded[tuple(index)].movedim(-1, 1)
+        return found.reshape(len(found), layer.groups, -1).transpose(0, 1)
+
+    def _some(self, count: int, taps: int) -> torch.Tensor:
+        """The numbers of some of ``count`` windows: as many tell how their ``taps`` go together."""
+        most = int(min(max(_LEAST_WINDOWS, 2 * taps), _WINDOWS) * self._share)
+        if count <= most:
+            return torch.arange(count)
+        return torch.randint(count, (most,), generator=torch.Generator().manual_seed(0))
 
 
 def _with_feedback(layer: _Layer, name: str, plain: Int8Weight) -> Int8Weight:
@@ -129,7 +167,7 @@ def _taps(layer: Any) -> dict[str, int]:
 def _met_by_recurrent(
     layer: Any, x: torch.Tensor, states: torch.Tensor, before: torch.Tensor | None = None
 ) -> dict[str, torch.Tensor]:
-    """Some of what each weight meets, [1, rows, taps]: ``x``, and the ``states`` at other steps.
+    """What each weight meets: ``x``, and the ``states`` at other steps, [rows, taps].
 
     The first step meets the states ``before``, [directions, ..., width], where these are no zeros.
     """
@@ -142,46 +180,9 @@ def _met_by_recurrent(
         rows = others.reshape(-1, own.shape[-1])
         if before is not None:
             rows = torch.cat([before[number].reshape(-1, own.shape[-1]), rows])
-        found[f"weight_ih{suffix}"] = _rows(x)
-        found[f"weight_hh{suffix}"] = _rows(rows)
+        found[f"weight_ih{suffix}"] = x
+        found[f"weight_hh{suffix}"] = rows
     return found
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    return rows[_some(len(rows), rows.shape[-1])].unsqueeze(0)
-
-
-def _windows(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    """Some of what the weight of ``layer`` meets in ``x``, [groups, windows, taps]."""
-    if isinstance(layer, nn.Linear):
-        return _rows(x)
-    dims = layer.weight.dim() - 2
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    maps = x.reshape(-1, *x.shape[-dims - 1 :])
-    around = layer._reversed_padding_repeated_twice
-    padded = (F.pad(maps, around, mode) if any(around) else maps).movedim(1, -1)
-    geometry = list(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True))
-    counts = [
-        (size - dilation * (taps - 1) - 1) // stride + 1
-        for size, (taps, stride, dilation) in zip(padded.shape[1:-1], geometry, strict=True)
-    ]
-    some = _some(len(padded) * math.prod(counts), layer.weight[0].numel())
-    image, *places = torch.unravel_index(some, (len(padded), *counts))
-    index = [image.view(-1, *[1] * dims)]
-    for dim, (place, (taps, stride, dilation)) in enumerate(zip(places, geometry, strict=True)):
-        along = place[:, None] * stride + torch.arange(taps) * dilation
-        index.append(along.view(-1, *(taps if d == dim else 1 for d in range(dims))))
-    found = padded[tuple(index)].movedim(-1, 1)
-    return found.reshape(len(found), layer.groups, -1).transpose(0, 1)
-
-
-def _some(count: int, taps: int) -> torch.Tensor:
-    """The numbers of some of ``count`` windows: as many tell how their ``taps`` go together."""
-    most = min(max(_LEAST_WINDOWS, 2 * taps), _WINDOWS)
-    if count <= most:
-        return torch.arange(count)
-    return torch.randint(count, (most,), generator=torch.Generator().manual_seed(0))
 
 
 def _codes(weight: torch.Tensor, plain: Int8Weight, squares: torch.Tensor) -> torch.Tensor:

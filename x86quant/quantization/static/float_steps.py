@@ -82,7 +82,10 @@ def _holds_nan(value: Any) -> bool:
 
 def _is_unbounded(value: Any) -> bool:
     """Whether a tensor holds infinities, NaN, or what stands for infinity, such as finfo.min."""
-    return _has_codes(value) and not bool((value.detach().abs() < LARGEST).all())
+    if not _has_codes(value) or not value.numel():
+        return False
+    low, high = torch.aminmax(value.detach())
+    return not (float(low) > -LARGEST and float(high) < LARGEST)  # true of NaN
 
 
 def _layer(gm: GraphModule, node: Node) -> nn.Module | None:

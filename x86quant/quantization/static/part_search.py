@@ -44,8 +44,9 @@ _log = logging.getLogger("x86quant.quantization")
 class FoundPart:
     """A part with an example of its calls, and why it was not traced by the first way.
 
-    ``prepared`` is what it was tried as, to be calibrated; None if it has changed since. ``others``
-    are inputs of other sizes that the int8 graph has to run on, too.
+    ``prepared`` is what it was tried as, to be calibrated; None if its weights have changed since.
+    ``others`` are inputs of other sizes that the int8 graph has to run on, too, and ``small`` the
+    least that the graph was proved on. ``in_float`` are the steps that have no codes, if known.
     """
 
     path: str
@@ -54,12 +55,26 @@ class FoundPart:
     note: str
     prepared: StaticPart | None = None
     others: Sequence[Call] = ()
+    small: Call | None = None
+    in_float: frozenset[str] | None = None
 
     def static(self, ranges: Ranges) -> StaticPart:
         """The part, to be calibrated."""
         return self.prepared or StaticPart(
-            self.path, self.traced, self.example, ranges, self.others
+            self.path,
+            self.traced,
+            self.example,
+            ranges,
+            self.others,
+            self.small,
+            in_float=self.in_float,
         )
+
+    def with_weights(self, graph: GraphModule) -> FoundPart:
+        """The same with ``graph``, which is its own with other weights."""
+        known = self.in_float if self.prepared is None else self.prepared.in_float
+        traced = dataclasses.replace(self.traced, graph_module=graph)
+        return dataclasses.replace(self, traced=traced, prepared=None, in_float=known)
 
     def inputs(self, call: Call) -> Call | None:
         """The graph's inputs in a call of the part; None if the graph does not hold for it."""
@@ -336,7 +351,7 @@ def _find(
             reasons.append(str(error))
             refused[path, method] = str(error)
         else:
-            return FoundPart(path, traced, example, "; ".join(reasons), prepared, others)
+            return FoundPart(path, traced, example, "; ".join(reasons), prepared, others, small)
     raise UnsupportedError("; ".join(reasons))
 
 

@@ -138,6 +138,7 @@ class StaticPart:
         corrections: what bias correction subtracts from biases, by path, with all layers in int8.
         corrections_alone: the same where some are in float, whose errors no other makes up for.
         chosen_before: the ranges that were chosen before the last calls were calibrated.
+        in_float: the names of the steps that have no codes.
         attributes: modules and tensors of the prepared part that simulations have met, by path.
     """
 
@@ -149,12 +150,21 @@ class StaticPart:
         ranges: Ranges,
         others: Sequence[Call] = (),
         small: Call | None = None,
+        *,
+        in_float: Collection[str] | None = None,
     ) -> None:
-        """Put observers into a graph, which is compared with itself without them on ``small``."""
+        """Put observers into a graph, which is compared with itself without them on ``small``.
+
+        Its steps ``in_float`` are found by a run on ``example`` if they are not known.
+        """
         self.path = path
         self._others = others
         self.traced = traced
-        self._not_float, expected = float_steps(traced.graph_module, example)
+        if in_float is None:
+            self._not_float, expected = float_steps(traced.graph_module, example)
+        else:
+            self._not_float, expected = set(in_float), ()
+        self.in_float = frozenset(self._not_float)
         self.float_module = traced.graph_module
         self._example = example.args
         self._ranges = ranges
@@ -173,7 +183,8 @@ class StaticPart:
         if self._tail:
             self._not_float |= self._tail
             self._put_observers()
-        if small is not None:
+        if small is not None or in_float is not None:
+            small = small or example
             with torch.no_grad():
                 expected = Interpreter(self.float_module).run(*small.args)
         self._check_prepared(small or example, expected)
