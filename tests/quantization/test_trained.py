@@ -211,6 +211,38 @@ def test_nothing_is_learned_where_no_gradients_go() -> None:
     assert learned(part, [Call(x) for x in network.calibration], weights=True) is None
 
 
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_recurrent_layer_in_float_may_bring_the_static_form_close(
+    spoilt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One range holds for the first layer's inputs only if that is not the one which is spoilt."""
+
+    class Last(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = torch.nn.LSTM(8, 16, 2, batch_first=True)
+            self.head = torch.nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.head(self.rnn(x)[0][:, -1])
+            return found
+
+    torch.manual_seed(0)
+    model, wide = Last(), torch.ones(8)
+    if spoilt:
+        wide[0] = 3000.0
+        with torch.no_grad():
+            model.rnn.weight_ih_l0 *= 6 / wide
+    monkeypatch.setattr(static_recurrent, "gained", lambda *_: 1.5)
+    monkeypatch.setattr(speed, "slower", lambda *_, **__: None)
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    data = [(torch.randn(4, 12, 8) * wide,) for _ in range(4)]
+    made: Any = x86quant.quantize(model, data, progress=False)
+    summary = made.quantization
+    assert summary.mode == "static"
+    assert list(summary.float_layers) == (["rnn.layer0"] if spoilt else [])
+
+
 def test_unknown_effort_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="fast, default, best"):
         Settings(effort="much")

@@ -471,7 +471,9 @@ def _good_enough(
     noise = [10 ** (-db / 10) for db in harm.values()]
 
     def hoped_for(size: int) -> float:
-        """What is expected where the noise of layers adds up, without a run."""
+        """What is expected, without a run, where the noise of layers adds up."""
+        if before <= 0:  # more noise than signal: some layer makes what is no number, say
+            return math.inf
         return before - 10 * math.log10(max(sum(noise[size:]) / sum(noise), 1e-20))
 
     @functools.cache
@@ -488,7 +490,7 @@ def _good_enough(
         least = USABLE_DB if size > _MOST_IN_FLOAT * len(order) else ENOUGH_DB
         # What is not enough is better than nothing where it is clearly better.
         wanted = min(least, before + _WORTH_DB) if size == most else least
-        if size < most and -math.inf < hoped_for(size) < wanted - _NOISE_ADDS_UP_WITHIN:
+        if size < most and hoped_for(size) < wanted - _NOISE_ADDS_UP_WITHIN:
             size *= 2
             continue
         # What takes more time has to gain more.

@@ -20,6 +20,7 @@ from x86quant.dynamic import is_recurrent
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.quantization import speed
 from x86quant.quantization.choices import Choices
+from x86quant.quantization.harm import rough_harms
 from x86quant.quantization.no_worse import checked_by_effort
 from x86quant.quantization.outcome import ENOUGH_DB, sqnrs_with
 from x86quant.quantization.prepared import PreparedModel
@@ -55,9 +56,8 @@ def static_if_better(found: Any, prepared: PreparedModel, settings: Settings) ->
         warnings.simplefilter("always", X86QuantWarning)
         try:
             choices = Choices(prepare(prepared.reference, prepared.sample, static), {})
-            levels = sqnrs_with(choices.prepared, choices.int8_layers)
-            if min(levels, default=0.0) < ENOUGH_DB:
-                return found  # one layer more or less in float would not bring it so close
+            if not _may_be_close(choices):
+                return found
             other = checked_by_effort(choices, static)
         except UnsupportedError as error:
             _log.info("not static: %s", first_line(error))
@@ -73,6 +73,18 @@ def static_if_better(found: Any, prepared: PreparedModel, settings: Settings) ->
     why = f"a recurrent network: any other way takes {gain:.1f} times as long here"
     other.quantization = dataclasses.replace(summary, why=why)
     return other
+
+
+def _may_be_close(choices: Choices) -> bool:
+    """Whether a simulation comes close enough to float, with the worse half of layers as that.
+
+    Often it is the first of the recurrent layers alone whose inputs no one range is good for.
+    """
+    prepared, names = choices.prepared, list(choices.int8_layers)
+    for left in (lambda: names, lambda: list(rough_harms(prepared, names))[len(names) // 2 :]):
+        if min(sqnrs_with(prepared, left()), default=0.0) >= ENOUGH_DB:
+            return True
+    return False
 
 
 def gained(found: Any, other: Any, calls: Sequence[Call]) -> float | None:
