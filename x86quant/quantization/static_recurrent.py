@@ -81,10 +81,11 @@ def _may_be_close(choices: Choices) -> bool:
     Often it is the first of the recurrent layers alone whose inputs no one range is good for.
     """
     prepared, names = choices.prepared, list(choices.int8_layers)
-    for left in (lambda: names, lambda: list(rough_harms(prepared, names))[len(names) // 2 :]):
-        if min(sqnrs_with(prepared, left()), default=0.0) >= ENOUGH_DB:
-            return True
-    return False
+
+    def close(left: Sequence[str]) -> bool:
+        return min(sqnrs_with(prepared, left), default=0.0) >= ENOUGH_DB
+
+    return close(names) or close(list(rough_harms(prepared, names))[len(names) // 2 :])
 
 
 def gained(found: Any, other: Any, calls: Sequence[Call]) -> float | None:
