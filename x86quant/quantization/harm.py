@@ -67,7 +67,7 @@ def rough_harms(
     power: dict[_Group, _Power] = {}
     measured = power
     halves = prepared.halves
-    calls = halves.held_back if held_back else halves.calls[:_RANKED_BY]
+    calls = halves.held_back if held_back else (halves.calls or prepared.sample)[:_RANKED_BY]
     for call in calls:
         run = _Measured(prepared, halved(call, prepared.takes), held_back)
         if not power:

@@ -15,9 +15,9 @@ from x86quant.quantization.static.static_part import StaticPart, is_weighted
 
 
 def products(prepared: PreparedModel) -> dict[str, int]:
-    """The products of each layer in a call of the accuracy kit; sums and the like have none."""
+    """The products of each layer in a call, of a few rows; sums and the like have none."""
     counts: dict[str, int] = {}
-    call = prepared.halves.calls[0]
+    call = (prepared.halves.calls or prepared.sample)[0]
     for part in prepared.parts:
         counter = _Counter(part)
         feed_parts(prepared.model, [call], {part: counter.observe})
