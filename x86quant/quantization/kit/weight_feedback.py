@@ -105,46 +105,13 @@ class WeightFeedback:
         if is_recurrent_layer(layer.module):
             states = result[0] if returns_last(layer.module) else result
             states = fake_activation(part.output_observer(layer.node), states)
-            every = _met_by_recurrent(layer.module, seen(given[0]), states, *given[1:2])
-            met = {name: self._rows(x) for name, x in every.items()}
+            before = given[1] if len(given) > 1 else None
+            x = seen(given[0])
+            met = _met_by_recurrent(layer.module, x, states, before, share=self._share)
         else:  # zeros around it stay zeros: only what is looked at has to be rounded
-            met = {"weight": seen(self._windows(layer.module, given[0]))}
+            met = {"weight": seen(_windows(layer.module, given[0], self._share))}
         for name, squares in layer.squares.items():
             squares.baddbmm_(met[name].transpose(1, 2), met[name])
-
-    def _rows(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        return rows[self._some(len(rows), rows.shape[-1])].unsqueeze(0)
-
-    def _windows(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
-        """Some of what the weight of ``layer`` meets in ``x``, [groups, windows, taps]."""
-        if isinstance(layer, nn.Linear):
-            return self._rows(x)
-        dims = layer.weight.dim() - 2
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        maps = x.reshape(-1, *x.shape[-dims - 1 :])
-        around = layer._reversed_padding_repeated_twice
-        padded = (F.pad(maps, around, mode) if any(around) else maps).movedim(1, -1)
-        geometry = list(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True))
-        counts = [
-            (size - dilation * (taps - 1) - 1) // stride + 1
-            for size, (taps, stride, dilation) in zip(padded.shape[1:-1], geometry, strict=True)
-        ]
-        some = self._some(len(padded) * math.prod(counts), layer.weight[0].numel())
-        image, *places = torch.unravel_index(some, (len(padded), *counts))
-        index = [image.view(-1, *[1] * dims)]
-        for dim, (place, (taps, stride, dilation)) in enumerate(zip(places, geometry, strict=True)):
-            along = place[:, None] * stride + torch.arange(taps) * dilation
-            index.append(along.view(-1, *(taps if d == dim else 1 for d in range(dims))))
-        found = padded[tuple(index)].movedim(-1, 1)
-        return found.reshape(len(found), layer.groups, -1).transpose(0, 1)
-
-    def _some(self, count: int, taps: int) -> torch.Tensor:
-        """The numbers of some of ``count`` windows: as many tell how their ``taps`` go together."""
-        most = int(min(max(_LEAST_WINDOWS, 2 * taps), _WINDOWS) * self._share)
-        if count <= most:
-            return torch.arange(count)
-        return torch.randint(count, (most,), generator=torch.Generator().manual_seed(0))
 
 
 def _with_feedback(layer: _Layer, name: str, plain: Int8Weight) -> Int8Weight:
@@ -165,9 +132,14 @@ def _taps(layer: Any) -> dict[str, int]:
 
 
 def _met_by_recurrent(
-    layer: Any, x: torch.Tensor, states: torch.Tensor, before: torch.Tensor | None = None
+    layer: Any,
+    x: torch.Tensor,
+    states: torch.Tensor,
+    before: torch.Tensor | None = None,
+    *,
+    share: float = 1.0,
 ) -> dict[str, torch.Tensor]:
-    """What each weight meets: ``x``, and the ``states`` at other steps, [rows, taps].
+    """Some of what each weight meets, [1, rows, taps]: ``x``, and the ``states`` at other steps.
 
     The first step meets the states ``before``, [directions, ..., width], where these are no zeros.
     """
@@ -180,9 +152,46 @@ def _met_by_recurrent(
         rows = others.reshape(-1, own.shape[-1])
         if before is not None:
             rows = torch.cat([before[number].reshape(-1, own.shape[-1]), rows])
-        found[f"weight_ih{suffix}"] = x
-        found[f"weight_hh{suffix}"] = rows
+        found[f"weight_ih{suffix}"] = _rows(x, share)
+        found[f"weight_hh{suffix}"] = _rows(rows, share)
     return found
+
+
+def _rows(x: torch.Tensor, share: float) -> torch.Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    return rows[_some(len(rows), rows.shape[-1], share)].unsqueeze(0)
+
+
+def _windows(layer: Any, x: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+    """Some of what the weight of ``layer`` meets in ``x``, [groups, windows, taps]."""
+    if isinstance(layer, nn.Linear):
+        return _rows(x, share)
+    dims = layer.weight.dim() - 2
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    maps = x.reshape(-1, *x.shape[-dims - 1 :])
+    around = layer._reversed_padding_repeated_twice
+    padded = (F.pad(maps, around, mode) if any(around) else maps).movedim(1, -1)
+    geometry = list(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True))
+    counts = [
+        (size - dilation * (taps - 1) - 1) // stride + 1
+        for size, (taps, stride, dilation) in zip(padded.shape[1:-1], geometry, strict=True)
+    ]
+    some = _some(len(padded) * math.prod(counts), layer.weight[0].numel(), share)
+    image, *places = torch.unravel_index(some, (len(padded), *counts))
+    index = [image.view(-1, *[1] * dims)]
+    for dim, (place, (taps, stride, dilation)) in enumerate(zip(places, geometry, strict=True)):
+        along = place[:, None] * stride + torch.arange(taps) * dilation
+        index.append(along.view(-1, *(taps if d == dim else 1 for d in range(dims))))
+    found = padded[tuple(index)].movedim(-1, 1)
+    return found.reshape(len(found), layer.groups, -1).transpose(0, 1)
+
+
+def _some(count: int, taps: int, share: float) -> torch.Tensor:
+    """The numbers of some of ``count`` windows: as many tell how their ``taps`` go together."""
+    most = int(min(max(_LEAST_WINDOWS, 2 * taps), _WINDOWS) * share)
+    if count <= most:
+        return torch.arange(count)
+    return torch.randint(count, (most,), generator=torch.Generator().manual_seed(0))
 
 
 def _codes(weight: torch.Tensor, plain: Int8Weight, squares: torch.Tensor) -> torch.Tensor:
