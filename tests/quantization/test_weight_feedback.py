@@ -52,6 +52,7 @@ def test_of_many_windows_some_are_looked_at() -> None:
         layer = nn.Conv2d(channels, 3, 3)
         windows = weight_feedback._windows(layer, torch.randn(4, channels, 60, 60))
         assert windows.shape == (1, count, 9 * channels)
+    assert weight_feedback._windows(layer, torch.randn(1, 100, 60, 60), 0.25).shape[1] == most // 4
 
 
 @pytest.mark.parametrize("groups", [1, 4])
