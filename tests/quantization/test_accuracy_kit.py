@@ -597,7 +597,7 @@ def test_a_batch_is_taken_apart_where_rows_are_computed_alone():
 def test_large_batches_are_taken_apart_and_pieces_of_all_come_in_turns(monkeypatch):
     """Eight batches of six rows, in pieces of two; a batch is all seen, judges or held back."""
 
-    class Sums(nn.Module):  # of all rows before, which the first piece does not tell
+    class Sums(nn.Module):  # of all rows before, some of which a piece lacks
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.cumsum(0)
 

@@ -215,7 +215,7 @@ def test_nothing_is_learned_where_no_gradients_go() -> None:
 def test_a_recurrent_layer_in_float_may_bring_the_static_form_close(
     spoilt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One range holds for the first layer's inputs only if that is not the one which is spoilt."""
+    """No one range is good for the inputs of the first layer, where that is spoilt."""
 
     class Last(torch.nn.Module):
         def __init__(self) -> None:

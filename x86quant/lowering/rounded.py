@@ -148,9 +148,17 @@ class FusedLayer(nn.Sequential):
         """The activation's result, in place of the layer's where nobody else has seen that."""
         layer, *activations = self
         y: torch.Tensor = layer(x)
-        own = not layer._forward_hooks
+        if not layer._forward_hooks:
+            return self.behind(y)
         for activation in activations:
-            y = activated(y, activation) if own else activation(y)
+            y = activation(y)
+        return y
+
+    def behind(self, y: torch.Tensor) -> torch.Tensor:
+        """What the activation makes of ``y``, a product that nobody else has seen."""
+        _, *activations = self
+        for activation in activations:
+            y = activated(y, activation)
         return y
 
 

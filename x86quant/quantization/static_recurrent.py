@@ -76,7 +76,7 @@ def static_if_better(found: Any, prepared: PreparedModel, settings: Settings) ->
 
 
 def _may_be_close(choices: Choices) -> bool:
-    """Whether a simulation comes close enough to float, with the worse half of layers as that.
+    """Whether a simulation comes close enough to float, be it with the worse half of layers in it.
 
     Often it is the first of the recurrent layers alone whose inputs no one range is good for.
     """

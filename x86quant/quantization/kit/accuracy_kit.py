@@ -183,7 +183,7 @@ def _calibrate(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves)
 def _static_noise(exact: FloatResults, parts: Parts, ranges: Ranges, halves: Halves) -> float:
     """Signal to noise with all of ``parts`` as if in int8, with ranges from the calls seen."""
     try:
-        static = [StaticPart(p.path, p.traced, p.example, ranges) for p in parts.found]
+        static = [part.another(ranges) for part in parts.found]
     except UnsupportedError:
         return -torch.inf
     _calibrate(exact, static, halves)

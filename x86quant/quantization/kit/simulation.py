@@ -15,7 +15,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
 from x86quant.compiled import CompiledModule
 from x86quant.lowering.float_forms import recurrent_graph
-from x86quant.lowering.rounded import activated
+from x86quant.lowering.rounded import FusedLayer
 from x86quant.observing.native_floats import rounded
 from x86quant.quantization.static.conversion import rounded_recurrent
 from x86quant.quantization.static.static_part import Chosen, StaticPart, is_weighted
@@ -232,10 +232,8 @@ class Simulation(Interpreter):
         if not is_weighted(module):
             return super().run_node(n)
         y = self.product(node, self.rounded_input(n))
-        fused = self.fetch_attr(str(n.target))
-        for follower in list(fused.children())[1:] if self._part.is_fused(node) else ():
-            y = activated(y, follower)
-        return y
+        called = self.fetch_attr(str(n.target))
+        return called.behind(y) if isinstance(called, FusedLayer) else y
 
     def _native_recurrent(self, node: Node, states: Sequence[str]) -> CompiledModule:
         """The recurrent layer that ``node`` calls: in plain torch it takes most of the time."""

@@ -46,7 +46,7 @@ class FoundPart:
 
     ``prepared`` is what it was tried as, to be calibrated; None if its weights have changed since.
     ``others`` are inputs of other sizes that the int8 graph has to run on, too, and ``small`` the
-    least that the graph was proved on. ``in_float`` are the steps that have no codes, if known.
+    least that the graph was proved on. ``in_float`` are the steps that have no codes.
     """
 
     path: str
@@ -60,7 +60,11 @@ class FoundPart:
 
     def static(self, ranges: Ranges) -> StaticPart:
         """The part, to be calibrated."""
-        return self.prepared or StaticPart(
+        return self.prepared or self.another(ranges)
+
+    def another(self, ranges: Ranges) -> StaticPart:
+        """The same that nothing has been done to."""
+        return StaticPart(
             self.path,
             self.traced,
             self.example,
@@ -72,9 +76,8 @@ class FoundPart:
 
     def with_weights(self, graph: GraphModule) -> FoundPart:
         """The same with ``graph``, which is its own with other weights."""
-        known = self.in_float if self.prepared is None else self.prepared.in_float
         traced = dataclasses.replace(self.traced, graph_module=graph)
-        return dataclasses.replace(self, traced=traced, prepared=None, in_float=known)
+        return dataclasses.replace(self, traced=traced, prepared=None)
 
     def inputs(self, call: Call) -> Call | None:
         """The graph's inputs in a call of the part; None if the graph does not hold for it."""
@@ -351,7 +354,8 @@ def _find(
             reasons.append(str(error))
             refused[path, method] = str(error)
         else:
-            return FoundPart(path, traced, example, "; ".join(reasons), prepared, others, small)
+            note, in_float = "; ".join(reasons), prepared.in_float
+            return FoundPart(path, traced, example, note, prepared, others, small, in_float)
     raise UnsupportedError("; ".join(reasons))
 
 

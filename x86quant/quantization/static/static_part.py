@@ -21,7 +21,7 @@ from x86quant.compiled.compiler import build
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.forms.call_form import Structure
 from x86quant.lowering.graph_tools import is_op
-from x86quant.lowering.rounded import FusedLayer, RoundedLayer, rounded
+from x86quant.lowering.rounded import RoundedLayer, rounded
 from x86quant.lowering.views import is_view
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
 from x86quant.observing.observer import RangeObserver, named
@@ -277,11 +277,6 @@ class StaticPart:
     def nodes(self) -> dict[str, Node]:
         """The nodes of the prepared graph, by name."""
         return {node.name: node for node in self.prepared.graph.nodes}
-
-    def is_fused(self, node: Node) -> bool:
-        """Whether ``node`` calls a layer with an activation fused behind it."""
-        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
-        return isinstance(module, FusedLayer)
 
     def module(self, node: Node) -> nn.Module | None:
         """The layer that ``node`` of the prepared graph calls, the core of a fused one."""
