@@ -46,11 +46,11 @@ _STAGES = {
     (preparing, "_calibrate_further"): "calibrate further",
     (preparing, "take_steps"): "weights, biases",
     (preparing, "_not_buildable"): "convert and lower",
-    (outcome, "_that_runs"): "plan, pack, run",
-    (outcome, "_judged"): "compare",
-    (outcome, "_without_costly_steps"): "costly steps",
-    (outcome, "_good_enough"): "bad layers",
-    (outcome, "_no_slower"): "speed check",
+    (outcome, "that_runs"): "plan, pack, run",
+    (outcome, "judged"): "compare",
+    (outcome, "without_costly_steps"): "costly steps",
+    (outcome, "good_enough"): "bad layers",
+    (outcome, "no_slower"): "speed check",
 }
 
 

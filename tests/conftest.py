@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 
 from x86quant.lowering.op_spec import check_graph
 from x86quant.lowering.passes import Pass, Report, run_pass
-from x86quant.quantization import outcome
+from x86quant.quantization.deciding import layers_in_float
 from x86quant.torchvision_import import import_torchvision
 
 import_torchvision()  # transformers and torchao import it where it is installed
@@ -69,7 +69,7 @@ def every_pass_keeps_the_graph_valid() -> Iterator[None]:
 @pytest.fixture
 def any_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks of random weights keep their int8 layers where trained ones would lose some."""
-    monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", outcome.USABLE_DB)
+    monkeypatch.setattr(layers_in_float, "ENOUGH_DB", layers_in_float.USABLE_DB)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def _codes_stay() -> contextlib.AbstractContextManager[Any]:
 
 
 def _cheap_layers_stay() -> contextlib.AbstractContextManager[Any]:
-    return mock.patch.object(outcome, "_where_float_is_cheap", lambda *both: both)
+    return mock.patch.object(outcome, "where_float_is_cheap", lambda *both: both)
 
 
 #: What is compared: a step, the arguments that have it, those that lack it, and a block that does.

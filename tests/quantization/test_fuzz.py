@@ -20,7 +20,7 @@ from x86quant.capture import proof
 from x86quant.capture.observed import Observed
 from x86quant.compiled import CompiledModule
 from x86quant.lowering.graph_tools import is_op
-from x86quant.quantization import outcome
+from x86quant.quantization.deciding import layers_in_float
 from x86quant.quantization.static import part_search, static_part
 from x86quant.quantization.tracing import tracing
 
@@ -203,8 +203,8 @@ def test_a_lost_write_fails(monkeypatch: pytest.MonkeyPatch, write_in_place: str
     monkeypatch.setattr(proof, "difference", lambda *_: None)
     monkeypatch.setattr(static_part, "difference", lambda *_: None)
     assert judged(one, "quantize").form == "float"  # nor is it as good as it has to be
-    monkeypatch.setattr(outcome, "ENOUGH_DB", -1000.0)
-    monkeypatch.setattr(outcome, "USABLE_DB", -1000.0)
+    monkeypatch.setattr(layers_in_float, "ENOUGH_DB", -1000.0)
+    monkeypatch.setattr(layers_in_float, "USABLE_DB", -1000.0)
     verdict = judged(one, "quantize")
     assert verdict.kind == "failed"
     small = shrunk(one, "quantize", verdict.reason).body

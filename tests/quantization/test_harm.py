@@ -15,8 +15,9 @@ from tests.models import Residual
 from x86quant.calling.running import outputs
 from x86quant.errors import X86QuantWarning
 from x86quant.lowering import rounded
-from x86quant.quantization import harm, outcome
+from x86quant.quantization import harm
 from x86quant.quantization.batches import Calibration
+from x86quant.quantization.deciding import layers_in_float
 from x86quant.quantization.kit import simulation
 from x86quant.quantization.layer_products import products
 from x86quant.quantization.prepared import PreparedModel
@@ -51,10 +52,10 @@ def test_known_values_change_no_harm(
         seen.append((prepared, found := harm.rough_harms(prepared, names, **how)))
         return found
 
-    monkeypatch.setattr("x86quant.quantization.outcome.rough_harms", watched)
+    monkeypatch.setattr("x86quant.quantization.deciding.layers_in_float.rough_harms", watched)
     # No network is good enough, so that every layer is judged.
-    monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", 1000.0)
-    monkeypatch.setattr("x86quant.quantization.outcome.USABLE_DB", 1000.0)
+    monkeypatch.setattr("x86quant.quantization.deciding.layers_in_float.ENOUGH_DB", 1000.0)
+    monkeypatch.setattr("x86quant.quantization.deciding.layers_in_float.USABLE_DB", 1000.0)
     with pytest.warns(X86QuantWarning):
         x86quant.quantize(model().eval(), calls, mode="static", speed_check=False, progress=False)
     prepared, rough = seen[0]
@@ -215,7 +216,7 @@ def test_what_is_never_enough_is_taken_where_it_is_clearly_better(
         with torch.no_grad():  # one scale for channels of very different sizes
             layers[3].weight[0] *= 300
             layers[4].weight[:, 0] = 0
-    monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", 1000.0)
+    monkeypatch.setattr("x86quant.quantization.deciding.layers_in_float.ENOUGH_DB", 1000.0)
     calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]
     with pytest.warns(X86QuantWarning, match="harm it most"):
         made: Any = x86quant.quantize(
@@ -237,9 +238,9 @@ def test_what_takes_much_time_in_float_has_to_gain_much(
     with torch.no_grad():  # one scale for channels of very different sizes
         layers[0].weight[0] *= 40
         layers[1].weight[:, 0] = 0
-    monkeypatch.setattr("x86quant.quantization.outcome._MOST_IN_FLOAT", 0.5)
-    monkeypatch.setattr("x86quant.quantization.outcome._ALL_IN_FLOAT_DB", 1000.0)
-    monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", 1000.0)
+    monkeypatch.setattr("x86quant.quantization.deciding.layers_in_float._MOST_IN_FLOAT", 0.5)
+    monkeypatch.setattr("x86quant.quantization.deciding.layers_in_float._ALL_IN_FLOAT_DB", 1000.0)
+    monkeypatch.setattr("x86quant.quantization.deciding.layers_in_float.ENOUGH_DB", 1000.0)
     calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]
     with pytest.warns(X86QuantWarning, match="harm it most"):
         made: Any = x86quant.quantize(
@@ -269,15 +270,15 @@ def test_where_the_most_is_never_enough_nothing_less_is_tried(
     torch.manual_seed(0)
     layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(8)]
     tried: list[int] = []
-    real = outcome.sqnrs_with
+    real = layers_in_float.sqnrs_with
 
     def counted(prepared: PreparedModel, names: Any, *, held_back: bool = False) -> Any:
         tried.append(8 - len(names))
         return real(prepared, names, held_back=held_back)
 
-    monkeypatch.setattr(outcome, "sqnrs_with", counted)
-    monkeypatch.setattr(outcome, "_MOST_IN_FLOAT", 0.5)
-    monkeypatch.setattr(outcome, "ENOUGH_DB", 1000.0)
+    monkeypatch.setattr(layers_in_float, "sqnrs_with", counted)
+    monkeypatch.setattr(layers_in_float, "_MOST_IN_FLOAT", 0.5)
+    monkeypatch.setattr(layers_in_float, "ENOUGH_DB", 1000.0)
     calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]
     with pytest.warns(X86QuantWarning, match="harm it most"):
         x86quant.quantize(

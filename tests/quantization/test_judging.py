@@ -156,7 +156,7 @@ def test_a_few_layers_go_back_to_float_for_results_a_user_would_take() -> None:
 
 
 def test_where_too_many_would_have_to_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("x86quant.quantization.outcome.USABLE_DB", -100.0)
+    monkeypatch.setattr("x86quant.quantization.deciding.layers_in_float.USABLE_DB", -100.0)
     with pytest.warns(X86QuantWarning, match=r"values differ|another model.*float_layers"):
         _, int8, _ = made(8)
     summary = int8.quantization

@@ -15,7 +15,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.quantization import outcome as outcome_module
+from x86quant.quantization.deciding import noise
 
 
 def test_guarded_modules_are_not_traced_as_the_float_model():
@@ -65,8 +65,8 @@ def test_noise_of_padded_tokens_does_not_count(by_name, monkeypatch):
                 return found
 
     for answer in (wrong, -found):
-        monkeypatch.setattr(outcome_module, "_result", lambda *_, answer=answer: answer)
-        seen += outcome_module.sqnrs(Prepared(), result, [call])
+        monkeypatch.setattr(noise, "result_of", lambda *_, answer=answer: answer)
+        seen += noise.sqnrs(Prepared(), result, [call])
     assert seen[0] == 200.0
     assert seen[1] < 0
 

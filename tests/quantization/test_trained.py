@@ -13,8 +13,9 @@ from benchmarks.trained import audio, digits, scenes
 from benchmarks.trained.network import Trained
 from x86quant.calling.call import Call
 from x86quant.errors import InvalidInputError
-from x86quant.quantization import outcome, speed, static_recurrent
+from x86quant.quantization import speed, static_recurrent
 from x86quant.quantization.choices import Choices
+from x86quant.quantization.deciding.layers_in_float import where_float_is_cheap
 from x86quant.quantization.kit import accuracy_kit, learning
 from x86quant.quantization.kit.bias_correction import BiasCorrection
 from x86quant.quantization.kit.learning import Learned, learned
@@ -69,7 +70,7 @@ def test_at_best_a_noisy_layer_that_takes_no_time_is_float(
     prepared = prepare(network.model, network.calibration, settings)
     found = Choices(prepared, {}, sqnr_db=(30.0,))
     monkeypatch.setattr(speed, "slower", lambda *_, **__: loss)
-    chosen, _ = outcome._where_float_is_cheap(found, prepared.build())
+    chosen, _ = where_float_is_cheap(found, prepared.build())
     assert bool(chosen.reasons) == in_float
 
 
@@ -81,6 +82,30 @@ def test_each_effort_is_close(effort: Any) -> None:
     exact = results(network, network.model)
     assert float((exact - results(network, int8)).norm() / exact.norm()) < 10 ** (-30 / 20)
     assert bool(int8.quantization.equalized) <= (effort == "best")
+
+
+def test_best_takes_the_observer_of_the_least_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def noise(_exact: Any, parts: Any, _calls: Any) -> float:
+        (part,) = parts
+        tried.append(part.ranges.observer)
+        return {"mse": 30.0, "percentile": 35.0, "minmax": 32.0}[part.ranges.observer]
+
+    monkeypatch.setattr(accuracy_kit, "_simulated_noise", noise)
+    monkeypatch.setattr(accuracy_kit, "STEPS", ())
+    network = NETWORKS["segmentation"]()
+
+    def steps(effort: Any, observer: str) -> list[float]:
+        settings = Settings(progress=False, equalize=False, effort=effort, observer=observer)
+        (part,) = (prepared := prepare(network.model, network.calibration, settings)).parts
+        assert prepared.observer == part.ranges.observer
+        part.note_ranges()
+        return [float(step) for step, _ in part.chosen_before.values()]
+
+    found = steps("best", "auto")
+    assert tried == ["mse", "percentile", "minmax"]
+    assert found == steps("default", "percentile") != steps("default", "mse")
 
 
 @pytest.mark.parametrize("weights", [False, True])

@@ -165,7 +165,7 @@ def test_lists_of_any_number_of_indices_and_weights(
     bits: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All of it in int8, though ranges of so few random weights do not hold.
-    monkeypatch.setattr(outcome, "_good_enough", lambda choices, model, **_: (choices, model))
+    monkeypatch.setattr(outcome, "good_enough", lambda choices, model, **_: (choices, model))
     model = Weighted(lower_triangle).eval()
     batches = [weighted() for _ in range(3)]
     module = x86quant.quantize(

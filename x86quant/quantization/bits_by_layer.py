@@ -17,8 +17,9 @@ from x86quant.dynamic import is_linear
 from x86quant.dynamic.group_weights import group_of
 from x86quant.dynamic.layers import weight_of
 from x86quant.errors import InvalidInputError
+from x86quant.quantization.deciding.layers_in_float import ENOUGH_DB
+from x86quant.quantization.deciding.noise import sqnrs
 from x86quant.quantization.harm import rough_harms
-from x86quant.quantization.outcome import ENOUGH_DB, sqnrs
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.search import Metric, score_of
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.quantization.choices import Choices
-from x86quant.quantization.outcome import ENOUGH_DB, checked
+from x86quant.quantization.deciding.layers_in_float import ENOUGH_DB
+from x86quant.quantization.outcome import checked
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings

@@ -20,9 +20,10 @@ from x86quant.dynamic import is_recurrent
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.quantization import speed
 from x86quant.quantization.choices import Choices
+from x86quant.quantization.deciding.layers_in_float import ENOUGH_DB
+from x86quant.quantization.deciding.noise import sqnrs_with
 from x86quant.quantization.harm import rough_harms
 from x86quant.quantization.no_worse import checked_by_effort
-from x86quant.quantization.outcome import ENOUGH_DB, sqnrs_with
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings

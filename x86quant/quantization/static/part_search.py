@@ -59,8 +59,9 @@ class FoundPart:
     in_float: frozenset[str] | None = None
 
     def static(self, ranges: Ranges) -> StaticPart:
-        """The part, to be calibrated."""
-        return self.prepared or self.another(ranges)
+        """The part, to be calibrated once with ``ranges``."""
+        tried = self.prepared
+        return tried if tried and tried.ranges == ranges else self.another(ranges)
 
     def another(self, ranges: Ranges) -> StaticPart:
         """The same that nothing has been done to."""

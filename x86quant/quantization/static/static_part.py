@@ -139,6 +139,7 @@ class StaticPart:
         corrections_alone: the same where some are in float, whose errors no other makes up for.
         chosen_before: the ranges that were chosen before the last calls were calibrated.
         in_float: the names of the steps that have no codes.
+        ranges: how its ranges are chosen.
         attributes: modules and tensors of the prepared part that simulations have met, by path.
     """
 
@@ -167,7 +168,7 @@ class StaticPart:
         self.in_float = frozenset(self._not_float)
         self.float_module = traced.graph_module
         self._example = example.args
-        self._ranges = ranges
+        self.ranges = ranges
         self._built: dict[tuple[Any, ...], CompiledModule] = {}
         self.corrections: dict[str, torch.Tensor] = {}
         self.corrections_alone: dict[str, torch.Tensor] | None = None
@@ -307,7 +308,7 @@ class StaticPart:
 
     def weight_observer(self, node: Node, layer: nn.Module | None) -> ChannelRangesObserver:
         """The observer for the weight of ``node``, which calls ``layer`` or is a function."""
-        return weight_observer(self._ranges.weight_kind(), node, layer)
+        return weight_observer(self.ranges.weight_kind(), node, layer)
 
     @property
     def needs_guard(self) -> bool:
@@ -387,7 +388,7 @@ class StaticPart:
             raise UnsupportedError(f"observers change it: {reason}")
 
     def _observe(self, in_float: Collection[str]) -> Observation:
-        return observed(self.float_module, self._ranges.activation, in_float)
+        return observed(self.float_module, self.ranges.activation, in_float)
 
     def _put_observers(self) -> None:
         self._observation = self._observe(self._not_float)
