@@ -108,6 +108,8 @@ def whole_tensors_only(spec: OpSpec) -> list[str]:
         found.append("transposed convolutions of compiled models are not supported")
     if spec.post_op == "add":
         found.append("a sum behind the layer is not supported")
+    if spec.post_op == "slopes":
+        found.append("slopes of channels behind the layer are not supported")
     return found
 
 

@@ -102,8 +102,8 @@ class FbgemmConv final : public PackedConv {
 
 PackedConvPtr pack_fbgemm(ConvDescription d) {
   const xq_conv& c = d.conv;
-  require(!c.transposed && !d.requant.residual,
-          "fbgemm: neither transposed convolutions nor residuals");
+  require(!c.transposed && !d.requant.residual && !d.requant.slopes,
+          "fbgemm: neither transposed convolutions nor residuals, nor slopes");
   const bool deep = c.kernel[0] > 1 || c.stride[0] > 1 || c.padding[0] > 0;
   if (deep) return std::make_shared<FbgemmConv<3>>(std::move(d));
   return std::make_shared<FbgemmConv<2>>(std::move(d));

@@ -227,6 +227,7 @@ Layout layout_in(const xq_conv& conv, const Geometry& geometry, int isa, bool is
   h.corr = place(l.scalars * 4);
   h.mult = place(l.scalars * 4);
   h.bias = place(l.scalars * 4);
+  if (!float_out) h.slopes = place(l.scalars * 4);
   h.lut = place(256);
   if (float_out) h.weight_sums = place(l.scalars * 4);
   if (h.algo == XQ_ALGO_DENSE && !has_vnni(isa) && !h.in_words) {
@@ -258,7 +259,7 @@ Layout layout_of_phases(const xq_conv& conv, int isa) {
   Packed& h = l.head;
   h.magic = kMagic, h.isa = isa, h.caches = caches_in_use(), h.conv = conv;
   h.algo = XQ_ALGO_DENSE, h.mode = kPlanes, h.geo = geometry_of(conv), h.lanes = lanes_of(isa);
-  h.blocks = h.runs = h.corr = h.mult = h.bias = h.lut = h.weights = h.phases = round_up(sizeof(Packed), kAlign);
+  h.blocks = h.runs = h.corr = h.mult = h.bias = h.slopes = h.lut = h.weights = h.phases = round_up(sizeof(Packed), kAlign);
   h.size = h.phases;
   for (int64_t i = 0; i < phases_of(conv); ++i) h.size += layout_of_phase(conv, Phase(conv, i), isa).head.size;
   return l;

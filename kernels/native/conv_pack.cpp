@@ -153,6 +153,7 @@ bool pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
   auto* corr = reinterpret_cast<int32_t*>(base + to->corr);
   auto* mult = reinterpret_cast<float*>(base + to->mult);
   auto* bias = reinterpret_cast<float*>(base + to->bias);
+  auto* slopes = q.slopes ? reinterpret_cast<float*>(base + to->slopes) : nullptr;
   auto* tap_corr = to->tap_corr ? reinterpret_cast<int32_t*>(base + to->tap_corr) : nullptr;
   auto* sums = to->weight_sums ? reinterpret_cast<int32_t*>(base + to->weight_sums) : nullptr;
   bool leaves = false;
@@ -174,8 +175,10 @@ bool pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
     }
     mult[at] = q.mult[oc];
     bias[at] = q.bias ? q.bias[oc] : 0.0f;
-    const double reach = 255.0 * size * std::fabs(q.mult[oc]) + std::fabs(bias[at]) +
-                         255.0 * std::fabs(q.res_mult);
+    if (slopes) slopes[at] = q.slopes[oc];
+    const double steepest = slopes ? std::max(1.0, double{std::fabs(q.slopes[oc])}) : 1.0;
+    const double reach = steepest * (255.0 * size * std::fabs(q.mult[oc]) + std::fabs(bias[at]) +
+                                     255.0 * std::fabs(q.res_mult));
     if (!(reach < 2.0e9)) leaves = true;
   };
   if (to->algo == XQ_ALGO_REFERENCE) {
@@ -214,7 +217,7 @@ void set_head(const Layout& l, const xq_requant& q, Packed& head) {
   head = l.head;
   head.in_zp = q.in_zp, head.out_zp = q.out_zp, head.lo = q.lo, head.hi = q.hi;
   head.residual = q.residual, head.res_zp = q.res_zp, head.res_mult = q.res_mult;
-  head.has_lut = q.lut != nullptr;
+  head.has_lut = q.lut != nullptr, head.has_slopes = q.slopes != nullptr;
 }
 
 // Whether `count` numbers are all from 0 to `end` - 1.
@@ -367,7 +370,8 @@ int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_req
   if (!byte_range(q->in_zp) || !byte_range(q->out_zp) || !byte_range(q->lo) || !byte_range(q->hi) ||
       !byte_range(q->res_zp) || q->lo > q->hi)
     return XQ_BAD_ARGUMENT;
-  if (!finite(q->mult, conv->out_channels) || !finite(q->bias, conv->out_channels) || !finite(&q->res_mult, 1))
+  if (!finite(q->mult, conv->out_channels) || !finite(q->bias, conv->out_channels) || !finite(&q->res_mult, 1) ||
+      !finite(q->slopes, conv->out_channels))
     return XQ_NOT_FINITE;
   const Layout l = layout_of(*conv, isa);
   if (l.head.algo != XQ_ALGO_WINOGRAD4) {

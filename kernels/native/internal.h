@@ -13,7 +13,7 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513809;
+constexpr uint32_t kMagic = 0x5851380a;
 constexpr int64_t kAlign = 64;
 constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
 constexpr int64_t kMostGroups = 2048;  // of weights with scales for groups of input features: see groups.h
@@ -98,7 +98,7 @@ struct Packed {
   Geometry geo;
   int32_t in_zp, out_zp, lo, hi, residual, res_zp;
   float res_mult;
-  int32_t has_lut;
+  int32_t has_lut, has_slopes;
   int32_t clamp_float;   // sums may leave int32 once multiplied: clamp before converting
   int32_t lanes;
   int32_t n_blocks, n_runs;
@@ -112,7 +112,7 @@ struct Packed {
   // say from where in the window each byte comes, the other half what it is xored with. Else 0.
   // Grouped: `order` is the number of safe quads and the run of each quad, `regroup` where each lane's bytes are.
   int64_t regroup, regroup_stride;
-  int64_t blocks, runs, corr, mult, bias, lut, weights, size;
+  int64_t blocks, runs, corr, mult, bias, slopes, lut, weights, size;
   // Of a linear with float output: the sum of each channel's weights, else 0; and what follows it.
   int64_t weight_sums;
   int32_t activation;

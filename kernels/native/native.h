@@ -107,6 +107,7 @@ typedef struct xq_requant {
   int32_t residual;       // 1: the calls will pass a residual
   int32_t res_zp;
   float res_mult;
+  const float* slopes;    // one an output channel, or null: what is below zero is multiplied by it, before it is rounded
 } xq_requant;
 
 // The algorithm that XQ_ALGO_AUTO stands for.

@@ -61,6 +61,7 @@ int32_t conv_sum(const xq_conv_call& call, const Packed& p, const Index& at, int
 void conv_reference(const xq_conv_call& call, int64_t begin, int64_t end) {
   const auto& p = *static_cast<const Packed*>(call.packed);
   const float *mult = p.at<float>(p.mult), *bias = p.at<float>(p.bias);
+  const float* slopes = p.has_slopes ? p.at<float>(p.slopes) : nullptr;
   const uint8_t* lut = p.at<uint8_t>(p.lut);
   for (int64_t row = begin; row < end; ++row) {
     const Index at = row_index(call.out, row);
@@ -70,6 +71,7 @@ void conv_reference(const xq_conv_call& call, int64_t begin, int64_t end) {
       for (int64_t oc = 0; oc < call.out.c; ++oc) {
         float v = std::fma(static_cast<float>(conv_sum(call, p, at, w, oc)), mult[oc], bias[oc]);
         if (res) v = std::fma(static_cast<float>(res[oc] - p.res_zp), p.res_mult, v);
+        if (slopes && v < 0) v *= slopes[oc];
         const uint8_t q = quantize(v, p.out_zp, p.lo, p.hi);
         out[oc] = p.has_lut ? lut[q] : q;
       }

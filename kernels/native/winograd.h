@@ -115,17 +115,12 @@ struct WinogradProducts {
 template <class V, class FORM, int VECS, typename Epilogue<V>::Way WAY, bool ZERO, bool TABLE>
 void winograd_finish(const xq::WinogradTask& t, const Epilogue<V>& all, const WinogradProducts& products) {
   using I = typename V::I;
-  using F = typename V::F;
   constexpr int64_t kWidth = VECS * V::kLanes;
   constexpr int kOut = FORM::kOut, kPixels = min_of(4 / VECS, kOut);
   const xq::Packed& p = *t.packed;
   const xq::Block& block = products.block;
   const Epilogue<V> e = all;
-  F mult[VECS], bias[VECS];
-  unroll<VECS>([&](int v) XQ_INLINE {
-    mult[v] = V::loadf(p.at<float>(p.mult) + block.s_off + v * V::kLanes);
-    bias[v] = V::loadf(p.at<float>(p.bias) + block.s_off + v * V::kLanes);
-  });
+  const auto c = e.template channels<VECS>(p.at<float>(p.mult) + block.s_off, p.at<float>(p.bias) + block.s_off);
   alignas(64) int32_t sums[kOut * kOut * kWidth];
   for (int64_t m = 0; m < products.count; ++m) {
     winograd_output<V, FORM, VECS>(products.at + m * kWidth, products.step, p.at<int32_t>(p.corr) + block.s_off, sums);
@@ -135,7 +130,7 @@ void winograd_finish(const xq::WinogradTask& t, const Epilogue<V>& all, const Wi
       return at.base(x) + at.y * x.stride_h + at.x * x.stride_w + block.out_c;
     };
     uint8_t* out = place(*t.out);
-    const uint8_t* res = WAY != Epilogue<V>::kSums && t.res ? place(*t.res) : nullptr;
+    const uint8_t* res = WAY != Epilogue<V>::kSums && WAY != Epilogue<V>::kSlopes && t.res ? place(*t.res) : nullptr;
     const int64_t res_pixel = res ? t.res->stride_w : 0;
     for (int64_t y = 0; y < down; ++y) {
       for (int64_t x = 0; x < across; x += kPixels) {
@@ -144,7 +139,7 @@ void winograd_finish(const xq::WinogradTask& t, const Epilogue<V>& all, const Wi
           const int i = min_of(k / VECS, kPixels - 1);
           v[k] = V::load(sums + (kOut * y + x + i) * kWidth + k % VECS * V::kLanes);
         });
-        e.template apply_by<VECS, WAY, ZERO, TABLE>(v, mult, bias, out + x * t.out->stride_w, t.out->stride_w,
+        e.template apply_by<VECS, WAY, ZERO, TABLE>(v, c, out + x * t.out->stride_w, t.out->stride_w,
                                                     res ? res + x * res_pixel : nullptr, res_pixel,
                                                     static_cast<int>(xq::min64(kPixels, across - x)), block.count);
       }

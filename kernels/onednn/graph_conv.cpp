@@ -133,8 +133,8 @@ class Convolution final : public OnednnConv {
 
 PackedConvPtr pack_onednn(ConvDescription d) {
   const xq_conv& c = d.conv;
-  require(!c.transposed && !d.requant.residual,
-          "onednn: neither transposed convolutions nor residuals");
+  require(!c.transposed && !d.requant.residual && !d.requant.slopes,
+          "onednn: neither transposed convolutions nor residuals, nor slopes");
   bool pointwise = c.groups == 1;
   for (int axis = 0; axis < 3; ++axis)
     pointwise = pointwise && c.kernel[axis] == 1 && c.stride[axis] == 1 && c.padding[axis] == 0;

@@ -21,10 +21,10 @@ using namespace runtime;
 
 // --- packed weights ---
 
-// pack_graph_conv(kernel, weight, mult, bias, lut, geometry, codes, res_mult, packed=None): as ConvFields has them.
+// pack_graph_conv(kernel, weight, mult, bias, lut, geometry, codes, res_mult, packed=None, slopes=None): as ConvFields has them.
 PyObject* pack_graph_conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return answer([&] {
-    const Arguments a("pack_graph_conv", args, count, 8, 9);
+    const Arguments a("pack_graph_conv", args, count, 8, 10);
     const std::string kernel = a.text(0);
     const Tensor weight = a.tensor(1);
     ConvFields fields;
@@ -37,6 +37,7 @@ PyObject* pack_graph_conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
     fields.codes = a.integers(6);
     fields.res_mult = a.real(7);
     std::optional<Table> packed = table_of(a.optional(8));
+    fields.slopes = table_of(a.optional(9));
     return ConvPackType::object(without_gil([&] {
       ConvDescription description = describe_conv(std::move(fields));
       description.packed = std::move(packed);

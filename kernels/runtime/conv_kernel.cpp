@@ -66,6 +66,9 @@ ConvDescription describe_conv(ConvFields f) {
   require(!f.bias || (f.bias->type == Type::kFloat && f.bias->count == c.out_channels),
           "one float bias an output channel");
   require(!f.lut || (f.lut->type == Type::kByte && f.lut->count == 256), "a table is 256 codes");
+  require(!f.slopes || (f.slopes->type == Type::kFloat && f.slopes->count == c.out_channels),
+          "one float slope an output channel");
+  require(!f.slopes || finite(*f.slopes), "a slope of a convolution is not finite");
   require(finite(f.mult) && (!f.bias || finite(*f.bias)) && std::isfinite(static_cast<float>(f.res_mult)),
           "a multiplier or a bias of a convolution is not finite; look for NaN, infinity or vanishing output scales "
           "in the layer's weights, bias and quantization parameters");
@@ -73,10 +76,12 @@ ConvDescription describe_conv(ConvFields f) {
   d.mult = std::move(f.mult);
   d.bias = std::move(f.bias);
   d.lut = std::move(f.lut);
+  d.slopes = std::move(f.slopes);
   xq_requant& r = d.requant;
   r.mult = d.mult.as<float>();
   r.bias = d.bias ? d.bias->as<float>() : nullptr;
   r.lut = d.lut ? d.lut->as<uint8_t>() : nullptr;
+  r.slopes = d.slopes ? d.slopes->as<float>() : nullptr;
   const auto code = [&](size_t i, const char* what) { return small(f.codes[i], what); };
   r.in_zp = code(0, "input's zero point");
   r.out_zp = code(1, "output's zero point");

@@ -20,7 +20,7 @@ struct ConvDescription {
   int64_t in_each = 0;            // input channels that an output sees
   Table weight;                   // int8: (out, in / groups, kd, kh, kw)
   Table mult;                     // float, one an output channel
-  std::optional<Table> bias, lut;
+  std::optional<Table> bias, lut, slopes;
   std::optional<Table> packed;    // what `blob` of such a pack was, 64-byte aligned
 
   // Of one output.
@@ -36,6 +36,7 @@ struct ConvFields {
   std::vector<int64_t> geometry;      // kernel, stride, padding and dilation, three entries each; groups, transposed; perhaps pixels
   std::vector<int64_t> codes;         // in_zp, out_zp, lo, hi, residual, res_zp
   double res_mult = 0;
+  std::optional<Table> slopes;
 };
 
 // Throws a Refused unless everything fits.

@@ -78,6 +78,7 @@ class Case:
             res_zp=int(r.integers(0, 256)),
             res_mult=float(r.random()),
             output_padding=self.output_padding(),
+            slopes=r.standard_normal(self.cout).astype(np.float32) if r.random() < 0.3 else None,
         )
         self.batch = int(r.choice([0, 1, 1, 1, 2, 3]))
 
@@ -177,6 +178,8 @@ def conv_with_torch(spec: capi.ConvSpec, x: capi.Bytes, residual: capi.Bytes | N
         v = v + spec.bias
     if residual is not None:
         v = v + (residual.astype(np.float64) - spec.res_zp) * np.float32(spec.res_mult)
+    if spec.slopes is not None:
+        v = np.where(v < 0, v * spec.slopes, v)
     out = np.clip(np.rint(v) + spec.out_zp, spec.lo, spec.hi).astype(np.uint8)
     return out if spec.lut is None else spec.lut[out]
 

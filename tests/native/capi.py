@@ -107,6 +107,7 @@ class Requant(ctypes.Structure):
         ("residual", ctypes.c_int32),
         ("res_zp", ctypes.c_int32),
         ("res_mult", ctypes.c_float),
+        ("slopes", ctypes.c_void_p),
     ]
 
 
@@ -276,6 +277,7 @@ class ConvSpec:
     res_zp: int = 0
     res_mult: float = 0.0
     output_padding: Triple = (0, 0, 0)
+    slopes: npt.NDArray[np.float32] | None = None
 
     def out_size(self, size: tuple[int, ...]) -> tuple[int, ...]:
         """The output's (d, h, w) for an input's (d, h, w)."""
@@ -368,6 +370,7 @@ class Library:
         requant = Requant(spec.mult.ctypes.data)
         requant.bias = None if spec.bias is None else spec.bias.ctypes.data
         requant.lut = None if spec.lut is None else spec.lut.ctypes.data
+        requant.slopes = None if spec.slopes is None else spec.slopes.ctypes.data
         for name in ("in_zp", "out_zp", "lo", "hi", "residual", "res_zp", "res_mult"):
             setattr(requant, name, getattr(spec, name))
         self.check(

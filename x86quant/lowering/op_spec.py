@@ -30,13 +30,13 @@ _MAX_INT = 1 << 31
 _CONSTANTS: dict[str, tuple[str, ...]] = {
     "affine": ("scale", "shift", "lut"),
     "add": ("lut",),
-    "conv": ("weight", "weight_scales", "bias", "lut"),
+    "conv": ("weight", "weight_scales", "bias", "lut", "slopes"),
     "conv_real": ("weight", "weight_scale", "bias"),
     "float_conv": ("weight", "bias"),
     "float_conv_codes": ("weight", "bias"),
     "group_norm": ("weight", "bias", "lut"),
     "layer_norm": ("weight", "bias"),
-    "linear": ("weight", "weight_scales", "bias", "lut"),
+    "linear": ("weight", "weight_scales", "bias", "lut", "slopes"),
     "linear_dynamic": ("weight", "weight_scale", "bias"),
     "linear_real": ("weight", "weight_scale", "bias"),
     "linear_weight_only": ("weight", "weight_scale", "bias"),
@@ -51,7 +51,7 @@ _LEAST = {
 }  # fmt: skip
 
 #: Arguments that files of earlier versions lack: they have their defaults there.
-_LATER = frozenset({"contiguous"})
+_LATER = frozenset({"contiguous", "slopes"})
 
 #: Arguments whose numbers a graph may compute from sizes.
 _OF_SIZES = frozenset({"after", "before", "size"})
@@ -284,6 +284,7 @@ def _weight(found: _Found) -> torch.Tensor:
 
 def _check_channels(found: _Found, channels: int) -> None:
     scales, bias = found["weight_scales"], found["bias"]
+    _check_floats("slopes", found["slopes"], (channels,))
     _check_floats("weight_scales", scales, (1, channels))
     if scales is not None and not bool((scales >= 0).all()):
         raise UnsupportedError("its weight_scales hold negative numbers")

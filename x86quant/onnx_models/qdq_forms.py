@@ -128,10 +128,13 @@ def _finished(
     residual_scale: float = 1.0,
     residual_zp: int = 0,
     lut: Any = None,
+    slopes: Any = None,
 ) -> Any:
     """What stands behind a product, in the order of the operators' arguments."""
     if residual is not None:
         x = x + _real(residual, residual_scale, residual_zp)
+    if slopes is not None:  # of the second dimension, where channels are
+        x = F.prelu(x, slopes)
     return _codes(x, out_scale, out_zp, lo, hi, lut)
 
 

@@ -7,6 +7,7 @@ For both, with all integer sums exact::
     steps = float(acc) * float(x_scale * weight_scales / out_scale)  float32, per output channel
     steps += bias / out_scale                                        if bias is float
     steps += (residual - residual_zp) * float(residual_scale / out_scale)
+    steps *= slopes where steps < 0                                  if slopes are given (PReLU)
     code  = clamp(round(steps) + out_zp, lo, hi)                     round half to even
     out   = lut[code]                                                if lut is given
 
@@ -40,7 +41,8 @@ from x86quant.weight_form import features_of
 
 _WEIGHTS = "Tensor weight, Tensor weight_scales, Tensor? bias"
 _RESIDUAL = "Tensor? residual=None, float residual_scale=1.0, int residual_zp=0"
-_TAIL = f"{X_QPARAMS}, {OUT_QPARAMS}, {CLAMP}, {_RESIDUAL}, {LUT}"
+_SLOPES = "Tensor? slopes=None"
+_TAIL = f"{X_QPARAMS}, {OUT_QPARAMS}, {CLAMP}, {_RESIDUAL}, {LUT}, {_SLOPES}"
 
 
 @register(
@@ -68,6 +70,7 @@ def conv(
     residual_scale: float = 1.0,
     residual_zp: int = 0,
     lut: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Convolution of ``x`` [N, C, *spatial]; padding stands for the real value 0.
 
@@ -88,12 +91,13 @@ def conv(
     acc = _exact_sums(x, x_zp, weight, how)
     _check_epilogue("conv", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
     _check_residual(residual, acc.shape, residual_scale, residual_zp)
+    _check_slopes("conv", slopes, acc.shape[1])
     if not has_values(acc):
         return like(acc, torch.uint8)
     per_channel = [1, -1] + [1] * (x.dim() - 2)
     steps = _steps(acc, weight_scales, bias, x_scale, out_scale, per_channel)
     steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
-    return codes(steps, out_zp, lo, hi, lut)
+    return codes(_sloped(steps, slopes, per_channel), out_zp, lo, hi, lut)
 
 
 @register(f"Tensor x, {_WEIGHTS}, {_TAIL}")
@@ -112,6 +116,7 @@ def linear(
     residual_scale: float = 1.0,
     residual_zp: int = 0,
     lut: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``x`` [..., K] times the transpose of ``weight`` [N, K]: [..., N]."""
     _check_operands("linear", x, weight, residual, lut)
@@ -123,11 +128,12 @@ def linear(
     acc = (x.to(torch.float64) - x_zp) @ weight.to(torch.float64).t()
     _check_epilogue("linear", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
     _check_residual(residual, acc.shape, residual_scale, residual_zp)
+    _check_slopes("linear", slopes, acc.shape[-1])
     if not has_values(acc):
         return like(acc, torch.uint8)
     steps = _steps(acc, weight_scales, bias, x_scale, out_scale, [-1])
     steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
-    return codes(steps, out_zp, lo, hi, lut)
+    return codes(_sloped(steps, slopes, [-1]), out_zp, lo, hi, lut)
 
 
 def _check_codes_and_activation(
@@ -297,6 +303,23 @@ def _add_residual(
     if residual is None:
         return steps
     return steps + centred(residual, zero_point) * (scale / out_scale)
+
+
+def _sloped(
+    steps: torch.Tensor, slopes: torch.Tensor | None, per_channel: list[int]
+) -> torch.Tensor:
+    if slopes is None:
+        return steps
+    return torch.where(steps < 0, steps * slopes.reshape(per_channel), steps)
+
+
+def _check_slopes(op: str, slopes: torch.Tensor | None, channels: int) -> None:
+    if slopes is None or (slopes.dtype is torch.float32 and slopes.shape == (channels,)):
+        return
+    raise InvalidInputError(
+        f"x86quant::{op}: slopes must be {channels} float32 values, one an output channel, "
+        f"got {slopes.dtype} of shape {tuple(slopes.shape)}"
+    )
 
 
 def _check_residual(

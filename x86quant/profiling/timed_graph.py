@@ -221,6 +221,8 @@ def _fused(node: Node) -> Iterator[str]:
     residual = node.kwargs.get("residual")
     if isinstance(residual, Node):
         yield f"sum with {label(residual)} (fuse_residual)"
+    if node.kwargs.get("slopes") is not None:
+        yield "slopes of what is below zero (lower_sloped)"
     if node.kwargs.get("lut") is not None:
         yield "table (fuse_table)"
     sources = dict.fromkeys(entry.source for entry in node.meta.get("absorbed", ()) if entry.source)

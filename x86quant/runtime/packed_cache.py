@@ -149,7 +149,7 @@ def _rest(layer: LayerWeights) -> str:
     """What else the packed weights depend on."""
     told = hashlib.sha256(repr((layer.geometry, layer.codes, layer.residual_mult)).encode())
     told.update(repr(tuple(layer.weight.shape)).encode())
-    for x in (layer.mult, layer.bias, layer.lut):
+    for x in (layer.mult, layer.bias, layer.lut, layer.slopes):
         told.update(b"-" if x is None else x.contiguous().numpy().tobytes())
     return told.hexdigest()
 

@@ -192,6 +192,7 @@ class Packs:
             ],
             kwargs["residual_scale"] / out_scale if residual else 0.0,
             self.weight(node),
+            self._tensor(node, "slopes"),
         )
 
 
@@ -224,10 +225,12 @@ def _output_channels_first(weight: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _post_op(node: Node) -> str:
-    """What is fused behind the convolution: "add", "lut", "relu" (any clamp), or "none"."""
+    """What is fused behind the convolution: "add", "slopes", "lut", "relu" (any clamp), "none"."""
     kwargs: Any = node.kwargs
     if kwargs["residual"] is not None:
         return "add"
+    if kwargs["slopes"] is not None:
+        return "slopes"
     if kwargs["lut"] is not None:
         return "lut"
     return "relu" if (kwargs["lo"], kwargs["hi"]) != (0, 255) else "none"

@@ -114,6 +114,7 @@ class LayerWeights:
             zero point.
         residual_mult: steps of the output for a step of the residual.
         source: the tensor of the graph that the weight was made of.
+        slopes: float32, one an output channel, by which what is below zero is multiplied.
     """
 
     weight: torch.Tensor
@@ -124,6 +125,7 @@ class LayerWeights:
     codes: list[int]
     residual_mult: float
     source: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
 
 
 class Programs:
@@ -149,6 +151,7 @@ class Programs:
             layer.codes,
             layer.residual_mult,
             known,
+            layer.slopes,
         )
 
     def row_linear(self, weights: Weights, activation: str | None) -> Any:

@@ -132,6 +132,8 @@ class StoredPrograms(Programs):
         tables = {name: getattr(layer, name) for name in ("weight", "mult", "bias", "lut")}
         stored = {name: None if x is None else self._stored(x) for name, x in tables.items()}
         numbers = {"geometry": layer.geometry, "codes": layer.codes}
+        if layer.slopes is not None:
+            stored["slopes"] = self._stored(layer.slopes)
         self._packs.append({**stored, **numbers, "res_mult": float(layer.residual_mult)})
         return StoredLayer(len(self._packs) - 1, layer.weight.numel())
 

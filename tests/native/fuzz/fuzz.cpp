@@ -140,8 +140,10 @@ bool conv_agrees(Random& r, const std::vector<int>& isas) {
   std::vector<float> mult(static_cast<size_t>(c.out_channels)), bias(mult.size());
   for (float& m : mult) m = static_cast<float>(r.byte()) * 1e-5f;
   for (float& b : bias) b = static_cast<float>(r.byte() - 128);
+  std::vector<float> slopes(mult.size());
+  for (float& s : slopes) s = static_cast<float>(r.byte() - 100) * 0.01f;
   Bytes lut = r.bytes(256);
-  xq_requant q{mult.data(), bias.data(), r.one_in(3) ? lut.data() : nullptr, r.one_in(3) ? 0 : r.byte(), r.byte(), 0, 255, r.one_in(2), r.byte(), 0.7f};
+  xq_requant q{mult.data(), bias.data(), r.one_in(3) ? lut.data() : nullptr, r.one_in(3) ? 0 : r.byte(), r.byte(), 0, 255, r.one_in(2), r.byte(), 0.7f, r.one_in(3) ? slopes.data() : nullptr};
   const xq_tensor residual = q.residual ? view(r_bytes, n, out[0], out[1], out[2], c.out_channels) : xq_tensor{};
   const Bytes want = run_conv(c, XQ_ISA_REFERENCE, weight, q, x, y, residual, 1);
   for (int isa : isas)

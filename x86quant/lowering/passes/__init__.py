@@ -40,6 +40,7 @@ from x86quant.lowering.passes.one_column import turn_columns
 from x86quant.lowering.passes.pools import lower_maximum, lower_mean, lower_pool, lower_upsample
 from x86quant.lowering.passes.products import lower_convolution, lower_dynamic_linear, lower_linear
 from x86quant.lowering.passes.residuals import fuse_residual, lower_residual
+from x86quant.lowering.passes.slopes import lower_sloped
 
 Pass = Callable[[GraphModule], int]
 
@@ -64,6 +65,7 @@ PASSES: tuple[Pass, ...] = (
     lower_upsample,
     lower_cat,
     keep_float_results,
+    lower_sloped,
     give_floats,
     views_on_codes,
     remove_float_pairs,

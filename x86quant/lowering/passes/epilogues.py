@@ -277,8 +277,7 @@ def _has_no_epilogue(layer: Node) -> bool:
     return (
         is_op(layer, "conv", "linear")
         and layer.meta.get("bounds", UNBOUNDED) == UNBOUNDED
-        and layer.kwargs["residual"] is None
-        and layer.kwargs["lut"] is None
+        and all(layer.kwargs[name] is None for name in ("residual", "lut", "slopes"))
     )
 
 

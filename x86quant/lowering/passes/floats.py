@@ -90,6 +90,7 @@ def keep_float_results(gm: GraphModule) -> int:
         if not reals or not all(is_op(x, "dequantize") and _is_for_results(x) for x in reals):
             continue
         fits = bias is None or bias.dtype == torch.float32
+        fits = fits and product.kwargs["slopes"] is None
         if fits and product.meta.get("bounds", UNBOUNDED) in _ACTIVATIONS:
             activation = _ACTIVATIONS[product.meta.get("bounds", UNBOUNDED)]
             if is_op(product, "conv") and not _is_plain(gm, product):

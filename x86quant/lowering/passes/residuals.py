@@ -25,7 +25,7 @@ from x86quant.lowering.passes.products import convolution_rule, linear_rule
 aten = torch.ops.aten
 
 
-_LAYERS: dict[Any, Rule] = {
+LAYERS: dict[Any, Rule] = {
     aten.convolution.default: convolution_rule,
     aten.linear.default: linear_rule,
 }
@@ -39,15 +39,16 @@ def lower_residual(gm: GraphModule) -> int:
 
     Returns the number of sums lowered.
     """
-    return lower(gm, aten.add.Tensor, _residual_rule)
+    return lower(gm, aten.add.Tensor, residual_rule)
 
 
-def _residual_rule(gm: GraphModule, node: Node) -> Lowered:
+def residual_rule(gm: GraphModule, node: Node) -> Lowered:
+    """The layer of ours that adds what ``node`` does, a sum with a layer's float result."""
     for layer, other in (node.args[:2], node.args[1::-1]):
         codes = dequantized(other)
         if not isinstance(layer, Node) or codes is None or len(layer.users) > 1:
             continue
-        rule = _LAYERS.get(layer.target)
+        rule = LAYERS.get(layer.target)
         shapes = {x.meta.get("shape") for x in (layer, codes, node)}
         if rule is None or len(shapes) > 1 or None in shapes:
             continue
@@ -92,8 +93,7 @@ def _is_open(value: Any, node: Node) -> bool:
         is_op(layer, "conv", "linear")
         and sole_user(layer) is node
         and layer.meta.get("bounds", UNBOUNDED) == UNBOUNDED
-        and layer.kwargs["residual"] is None
-        and layer.kwargs["lut"] is None
+        and all(layer.kwargs[name] is None for name in ("residual", "lut", "slopes"))
         and node.kwargs["a"] is not node.kwargs["b"]
         and "shape" in node.meta
         and all(

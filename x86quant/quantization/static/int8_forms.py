@@ -89,6 +89,9 @@ BEFORE_CLAMP: frozenset[Any] = frozenset(
     | {nn.BatchNorm2d, nn.BatchNorm3d}
 )
 CLAMPS: tuple[Any, ...] = (nn.ReLU, nn.ReLU6, nn.Hardtanh, F.relu, F.relu6, F.hardtanh)
+#: What scales values below zero: behind these layers it is computed as one with them.
+SLOPED: tuple[Any, ...] = (nn.LeakyReLU, nn.PReLU, F.leaky_relu)
+BEFORE_SLOPED: frozenset[Any] = frozenset({*WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS})
 #: All clamps: behind a step in float they are float as well, and what they leave is rounded.
 ALL_CLAMPS: frozenset[Any] = frozenset({*CLAMPS, torch.clamp, "clamp", "relu"})
 

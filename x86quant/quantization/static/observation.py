@@ -23,9 +23,11 @@ from x86quant.quantization.static.flat_ends import is_unary, useful_range
 from x86quant.quantization.static.int8_forms import (
     ALL_CLAMPS,
     BEFORE_CLAMP,
+    BEFORE_SLOPED,
     CLAMPS,
     KNOWN,
     ORIGINS,
+    SLOPED,
     kind_of,
     operands,
 )
@@ -64,7 +66,7 @@ def observed(
 
 
 def fused(gm: GraphModule) -> GraphModule:
-    """``gm`` with each clamp that alone follows a layer in one module with it, at the layer's path.
+    """``gm`` with each activation that is one step with a layer in one module, at the layer's path.
 
     A module that is called more than once is fused where that holds of every call.
     """
@@ -82,14 +84,15 @@ def fused(gm: GraphModule) -> GraphModule:
         if path in read:
             continue  # its weight would have another path
         layer = modules[path]
-        clamps = [clamp for node in nodes if (clamp := _clamp_behind(node, modules)) is not None]
-        bounds = {_bounds(clamp, modules) for clamp in clamps}
-        if type(layer) not in BEFORE_CLAMP or len(clamps) < len(nodes) or len(bounds) > 1:
+        behind = [_activation_behind(node, modules) for node in nodes]
+        activations = [node for node in behind if node is not None]
+        alike = {_told(node, modules) for node in activations}
+        if len(activations) < len(nodes) or len(alike) > 1:
             continue
-        found.set_submodule(path, FusedLayer(layer, _clamp(*bounds.pop())))
-        for node, clamp in zip(nodes, clamps, strict=True):
-            clamp.replace_all_uses_with(node)
-            found.graph.erase_node(clamp)
+        found.set_submodule(path, FusedLayer(layer, _module_of(activations[0], modules)))
+        for node, activation in zip(nodes, activations, strict=True):
+            activation.replace_all_uses_with(node)
+            found.graph.erase_node(activation)
         stale = True
     if stale:
         found.recompile()
@@ -111,14 +114,52 @@ def _copied(gm: GraphModule) -> GraphModule:
     return GraphModule(gm, graph).eval()
 
 
-def _clamp_behind(node: Node, modules: dict[str, nn.Module]) -> Node | None:
-    """The ReLU, or its like, that alone reads ``node``."""
+def _activation_behind(node: Node, modules: dict[str, nn.Module]) -> Node | None:
+    """The ReLU, leaky ReLU or their like that alone reads ``node``, and is one step with it."""
     if len(node.users) != 1:
         return None
-    (user,) = node.users
-    module = modules.get(str(user.target)) if user.op == "call_module" else None
-    is_clamp = kind_of(user, module) in CLAMPS and user.op != "call_method"
-    return user if is_clamp and user.all_input_nodes == [node] else None
+    kind, (user,) = _kind(node, modules), node.users
+    if user.op == "call_method" or user.all_input_nodes != [node]:
+        return None
+    activation = _kind(user, modules)
+    alone = not isinstance(modules.get(str(node.target)), FusedLayer)
+    fits = (activation in CLAMPS and kind in BEFORE_CLAMP) or (
+        activation in SLOPED and kind in BEFORE_SLOPED and alone
+    )
+    return user if fits else None
+
+
+def _kind(node: Node, modules: dict[str, nn.Module]) -> Any:
+    return kind_of(node, core(modules[str(node.target)]) if node.op == "call_module" else None)
+
+
+def _told(activation: Node, modules: dict[str, nn.Module]) -> Any:
+    """What two activations have in common if they compute the same."""
+    kind = _kind(activation, modules)
+    if kind is nn.PReLU:
+        return str(activation.target)
+    if kind in SLOPED:
+        return _slope(activation, modules)
+    return _bounds(activation, modules)
+
+
+def _module_of(activation: Node, modules: dict[str, nn.Module]) -> nn.Module:
+    """A module that computes ``activation``."""
+    kind = _kind(activation, modules)
+    if kind is nn.PReLU:
+        return modules[str(activation.target)]
+    if kind in SLOPED:
+        return nn.LeakyReLU(_slope(activation, modules))
+    return _clamp(*_bounds(activation, modules))
+
+
+def _slope(leaky: Node, modules: dict[str, nn.Module]) -> float:
+    """What a leaky ReLU multiplies by what is below zero."""
+    if leaky.op == "call_module":
+        module: Any = modules[str(leaky.target)]
+        return float(module.negative_slope)
+    given = dict(zip(("input", "negative_slope"), leaky.args, strict=False)) | leaky.kwargs
+    return float(given.get("negative_slope", 0.01))  # type: ignore[arg-type]
 
 
 def _bounds(clamp: Node, modules: dict[str, nn.Module]) -> tuple[float, float]:
@@ -184,20 +225,20 @@ class _Observing:
                 continue
             if kind in ALL_CLAMPS and self._is_float_step(sources[0]):
                 continue  # what it cuts off takes no codes
-            clamp = _clamp_behind(node, self._modules) if kind in BEFORE_CLAMP else None
-            if clamp is not None and clamp.name in self._in_float:
+            behind = _activation_behind(node, self._modules)
+            if behind is not None and behind.name in self._in_float:
                 continue  # one step with it
             self._int8.add(node.name)
             for source in sources:
                 self._observe_input(node, source)
-            if clamp is not None:
-                followers.add(clamp)  # one step with it: its results alone are observed
+            if behind is not None:
+                followers.add(behind)  # one step with it: its results alone are observed
                 continue
             self._observe(states_of(node, module), self._output(node, kind, origin))
         self._leave_out_flat_ends(functions)
         self._gm.recompile()
         self._gm.graph.lint()
-        unfinished = {clamp.all_input_nodes[0].name for clamp in followers}
+        unfinished = {behind.all_input_nodes[0].name for behind in followers}
         names = frozenset(node.name for node in inside)
         return Observation(self._gm, frozenset(self._int8), frozenset(unfinished), names)
 
