@@ -17,6 +17,7 @@ one process. Needs Linux and a C compiler.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -30,6 +31,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -102,10 +104,34 @@ def _program() -> Scenario:
 def _onnx() -> Scenario:
     import onnx
 
+    from x86quant.onnx_models import writing_onnx
+
+    export = torch.onnx.export
+    known: dict[nn.Module, Any] = {}
+
+    class Exported:
+        def run_decompositions(self, _: Any) -> Exported:
+            return self
+
+    def write(model: nn.Module, path: Path) -> None:
+        """Tracing takes seconds and writes nothing: it is done once for each model."""
+
+        def made(*args: Any, **kwargs: Any) -> Any:
+            if model not in known:
+                known[model] = export(*args, **kwargs)
+            return known[model]
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(torch.onnx, "export", made))
+            if model in known:
+                program = mock.patch.object(writing_onnx, "_exported", return_value=Exported())
+                stack.enter_context(program)
+            x86quant.export_onnx(model, path)
+
     def numbers(path: Path) -> list[bytes]:  # the exporter gives values other names each time
         return sorted(one.raw_data for one in onnx.load(path).graph.initializer)
 
-    return _of_models(x86quant.export_onnx, "net.onnx", numbers)
+    return _of_models(write, "net.onnx", numbers)
 
 
 def _packed_cache() -> Scenario:

@@ -62,7 +62,7 @@ VALUES: dict[str, list[Any]] = {
     "p": [0.5],
 }
 #: Spellings tried of one function and shape: a convolution has hundreds.
-AT_MOST = 16
+AT_MOST = 6
 SHAPES = ((2, 4, 6, 6), (2, 4, 6), (3, 8), (2, 3, 4, 4, 4), (1, 2, 1, 2, 6, 6))
 #: Scale, zero point and type of every quantized tensor.
 QUANTIZED = (0.03, 120, torch.quint8)
@@ -182,7 +182,7 @@ def test_every_spelling_means_what_torch_says(case: tuple[str, Any]) -> None:
     if op == "call_method":
         described = getattr(torch, target, None) or getattr(torch.ops.aten, target).default
     ran = 0
-    for shape, positive in itertools.product(SHAPES, (False, True)):
+    for number, (shape, positive) in enumerate(itertools.product(SHAPES, (False, True))):
         torch.manual_seed(0)
         tensors = _tensors(shape)
         if positive:
@@ -200,7 +200,7 @@ def test_every_spelling_means_what_torch_says(case: tuple[str, Any]) -> None:
             "running_var": [Marker("positive")],
         }
         calls = [c for c in spellings(described, marked) if c[0] or op != "call_method"]
-        random.Random(0).shuffle(calls)
+        random.Random(number).shuffle(calls)  # others for each shape
         for call in calls[:AT_MOST]:
             ran += _check(op, target, called, call, tensors, native=ran % 12 == 0)
     assert ran, "no spelling of it is legal"

@@ -122,6 +122,7 @@ def test_codes_differ_by_a_step_at_most(tmp_path: Path) -> None:
         "conv relu": nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU()),
         "depthwise": nn.Conv2d(3, 6, 3, groups=3),
         "transposed": nn.ConvTranspose2d(3, 8, 3, stride=2),
+        "PReLU": nn.Sequential(nn.Conv2d(3, 16, 3), nn.PReLU(16)),
     }
     for name, layer in layers.items():
         net = nn.Sequential(layer, nn.MaxPool2d(2)).eval()

@@ -112,7 +112,15 @@ SAMPLES: dict[str, dict[str, Any]] = {
     },
     "requantize": {"x": X, **IN, **OUT},
     "lut": {"x": X, "table": TABLE},
-    "conv": {"x": X, **CONV, **IN, **OUT, "residual": codes(2, 6, 4, 6), "lut": TABLE},
+    "conv": {
+        "x": X,
+        **CONV,
+        **IN,
+        **OUT,
+        "residual": codes(2, 6, 4, 6),
+        "lut": TABLE,
+        "slopes": torch.linspace(-0.5, 1.5, 6),
+    },
     "linear_dynamic": {"x": torch.randn(3, 5, 16), **FLOAT_LINEAR},
     "linear_weight_only": {"x": torch.randn(3, 5, 16), **FLOAT_LINEAR},
     "linear": {
@@ -273,7 +281,8 @@ def test_conv_equals_integer_arithmetic_with_its_whole_epilogue() -> None:
     steps += (CONV["bias"].double().numpy() / OUT["out_scale"]).reshape(per_channel)
     residual = codes(2, 6, 4, 6, seed=9)
     steps += (residual.numpy().astype(int) - 7) * (0.03 / OUT["out_scale"])
-    expected = rounded(steps, OUT["out_zp"], lo=100, hi=180)
+    slopes = np.linspace(-0.5, 1.5, 6).reshape(per_channel)
+    expected = rounded(np.where(steps < 0, steps * slopes, steps), OUT["out_zp"], lo=100, hi=180)
     settings = {"residual": residual, "residual_scale": 0.03, "residual_zp": 7}
     plain = call("conv", **settings, lo=100, hi=180, lut=None)
     assert within_a_step(plain, expected)
@@ -395,6 +404,9 @@ def test_an_empty_batch_gives_an_empty_result(name: str) -> None:
         ("conv", {"x": X[:, :3]}, "expected 4 input channels"),
         ("conv", {"weight": CONV["weight"].float()}, "weight must be int8"),
         ("conv", {"residual": codes(2, 6, 1, 1)}, "residual has shape"),
+        ("conv", {"slopes": torch.ones(5)}, "slopes must be 6 float32 values"),
+        ("conv", {"slopes": torch.ones(6, dtype=torch.float64)}, "slopes must be.*float64"),
+        ("linear", {"slopes": torch.ones(1)}, "slopes must be 8"),
         ("conv", {"lo": 9, "hi": 8}, "lo <= hi"),
         ("linear", {"x": codes(3, 15)}, "expected 16 input features"),
         ("lut", {"table": TABLE[:255]}, "256 uint8 codes"),

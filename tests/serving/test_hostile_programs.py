@@ -579,6 +579,24 @@ def test_codes_of_a_convolution_are_codes(number: int, tmp_path: Path) -> None:
         assert "convolution's" in said or "native kernel" in said or number == 4, said
 
 
+@pytest.mark.parametrize(
+    ("slopes", "said"),
+    [
+        (torch.ones(31), "one float slope an output channel"),
+        (torch.ones(32, dtype=torch.int8), "one float slope an output channel"),
+        (torch.full((32,), float("inf")), "a slope of a convolution is not finite"),
+    ],
+)
+def test_slopes_of_a_convolution_are_one_a_channel(
+    slopes: torch.Tensor, said: str, tmp_path: Path
+) -> None:
+    weights = _pointwise(32, (1, 1))
+    weights["tensors"]["s"] = slopes
+    weights["packs"][0]["slopes"] = "s"
+    (told,) = attempts([write(tmp_path / "conv.xq", [plan(64, BYTES, ONE, [])], **weights)])
+    assert said in told
+
+
 # ------------------------------------------------------------------------ random changes
 
 

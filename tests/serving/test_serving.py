@@ -82,6 +82,18 @@ def recommender() -> nn.Module:
     return x86quant.quantize(model, [batch], speed_check=False, progress=False)
 
 
+def test_slopes_of_channels(tmp_path: Path) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.Conv2d(8, 8, 3, groups=8), nn.LeakyReLU(0.2),
+        nn.Conv2d(8, 4, 1),
+    )  # fmt: skip
+    model[1].weight.data = torch.linspace(-0.5, 1.5, 8)
+    x = torch.randn(2, 3, 9, 9)
+    module = quantized(model.eval(), x)
+    x86quant.export_program(module, tmp_path / "model.xq", [(x,)])
+    assert are_same(Served(tmp_path / "model.xq")(x), [module(x)])
+
+
 def test_two_inputs_in_the_order_of_the_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     a, b = torch.randn(3, 12), torch.randn(3, 6)

@@ -119,6 +119,7 @@ def _bias(bias: Any, weight_scales: Any, x_scale: float) -> Any:
 
 
 def _finished(
+    channel: int,
     x: Any,
     out_scale: float,
     out_zp: int,
@@ -130,11 +131,15 @@ def _finished(
     lut: Any = None,
     slopes: Any = None,
 ) -> Any:
-    """What stands behind a product, in the order of the operators' arguments."""
+    """What stands behind a product, in the order of the operators' arguments.
+
+    Its channels lie along the dimension ``channel``.
+    """
     if residual is not None:
         x = x + _real(residual, residual_scale, residual_zp)
-    if slopes is not None:  # of the second dimension, where channels are
-        x = F.prelu(x, slopes)
+    if slopes is not None:
+        by_channel = channel % x.dim() == 1  # as PRelu has it
+        x = F.prelu(x, slopes) if by_channel else torch.where(x < 0, x * slopes, x)
     return _codes(x, out_scale, out_zp, lo, hi, lut)
 
 
@@ -162,7 +167,7 @@ def _conv(
         real_weight = _weight(weight, scales, 1 if transposed else 0)
     operands = (_real(x, x_scale, x_zp), real_weight, _bias(bias, scales, x_scale))
     window = (stride, padding, dilation, transposed, output_padding, groups)
-    return _finished(torch.ops.aten.convolution.default(*operands, *window), *out, **more)
+    return _finished(1, torch.ops.aten.convolution.default(*operands, *window), *out, **more)
 
 
 def _conv_real(
@@ -217,7 +222,7 @@ def _linear(
     result = _product(_real(x, x_scale, x_zp), weight, scales)
     if bias is not None:
         result = result + _bias(bias, scales, x_scale)
-    return _finished(result, *out, **more)
+    return _finished(-1, result, *out, **more)
 
 
 def _product(x: Any, weight: Any, weight_scales: Any) -> Any:

@@ -35,7 +35,7 @@ _AVERAGES: frozenset[Any] = frozenset({
     F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
 })  # fmt: skip
 _COMMUTING: frozenset[Any] = _AVERAGES | {
-    nn.ReLU, nn.LeakyReLU, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
+    nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
     nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
     F.relu, F.leaky_relu, F.max_pool1d, F.max_pool2d, F.max_pool3d,
     torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
