@@ -25,7 +25,7 @@ from x86quant.quantization.deciding.layers_in_float import (
 )
 from x86quant.quantization.deciding.no_slower import no_slower
 from x86quant.quantization.deciding.noise import judged
-from x86quant.quantization.deciding.running import that_runs
+from x86quant.quantization.deciding.trials import that_runs
 from x86quant.quantization.graphs.given_graphs import give_graphs, wants_graphs
 from x86quant.quantization.settings import Settings
 

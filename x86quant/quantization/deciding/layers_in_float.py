@@ -17,7 +17,7 @@ from x86quant.quantization import speed
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.deciding.no_slower import no_slower
 from x86quant.quantization.deciding.noise import judged, sqnrs_with
-from x86quant.quantization.deciding.running import attempted
+from x86quant.quantization.deciding.trials import attempted
 from x86quant.quantization.harm import rough_harms
 from x86quant.quantization.judging import (
     in_words,

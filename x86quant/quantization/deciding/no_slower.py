@@ -15,7 +15,7 @@ from x86quant.errors import X86QuantWarning
 from x86quant.quantization import layer_times, speed
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.deciding.noise import judged
-from x86quant.quantization.deciding.running import attempted
+from x86quant.quantization.deciding.trials import attempted
 
 
 def no_slower(

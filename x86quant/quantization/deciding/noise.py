@@ -16,7 +16,7 @@ from x86quant.calling.running import tensors_in
 from x86quant.errors import first_line
 from x86quant.quantization.arguments import argument, padding_mask, unpadded
 from x86quant.quantization.choices import Choices
-from x86quant.quantization.deciding.running import result_of
+from x86quant.quantization.deciding.trials import result_of
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.judging import (
     ChannelGroup,
