@@ -83,7 +83,7 @@ def test_packed_weights_are_what_runs(branches: nn.Module, file: Path, tmp_path:
 
 
 #: How packed weights begin: xq::kMagic.
-_HEAD = (0x58513809).to_bytes(4, "little")
+_HEAD = (0x5851380A).to_bytes(4, "little")
 
 
 @pytest.mark.parametrize(
