@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection
 from typing import Any
@@ -248,6 +249,33 @@ def test_what_takes_much_time_in_float_has_to_gain_much(
             equalize=False, effort=effort,
         )  # fmt: skip
     assert bool(made.quantization.float_layers) == (effort == "best")
+
+
+class Power(nn.Module):
+    """As a spectrogram: few codes for what a logarithm spreads again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank, self.head = nn.Conv1d(1, 16, 32, 8), nn.Conv1d(16, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.bank(x)
+        return self.head(torch.log(y * y + 1e-3))
+
+
+@pytest.mark.parametrize(("gain", "enough"), [(6.0, 1000.0), (1000.0, 20.0), (1000.0, 1000.0)])
+def test_steps_between_products_are_float_where_that_gains_much_or_is_enough(
+    gain: float, enough: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    monkeypatch.setattr(layers_in_float, "_CLEAR_GAIN", gain)
+    monkeypatch.setattr(layers_in_float, "ENOUGH_DB", enough)
+    calls = [(torch.randn(2, 1, 400),) for _ in range(6)]
+    told = pytest.warns(X86QuantWarning) if enough > 20 else contextlib.nullcontext()
+    with told:
+        made = x86quant.quantize(Power().eval(), calls, speed_check=False, progress=False)
+    neither = gain > 6 and enough > 20
+    assert set(made.quantization.float_layers) == (set() if neither else {"mul", "add"})
 
 
 def test_products_of_each_layer_are_counted() -> None:

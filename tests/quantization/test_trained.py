@@ -47,17 +47,28 @@ def test_metric_on_unseen_data_is_floats(name: str) -> None:
     assert float((exact - found).norm() / exact.norm()) < 10 ** (-25 / 20)
 
 
-@pytest.mark.parametrize(("gain", "mode"), [(2.0, "static"), (None, "dynamic")])
+@pytest.mark.parametrize(
+    ("gain", "close", "mode"),
+    [
+        (2.0, 25.0, "static"),
+        (1.2, 25.0, "static"),
+        (None, 25.0, "dynamic"),
+        (2.0, 1000.0, "static"),
+        (1.2, 1000.0, "dynamic"),
+    ],
+)
 def test_small_recurrent_networks_are_static_where_that_is_faster(
-    gain: float | None, mode: str, monkeypatch: pytest.MonkeyPatch
+    gain: float | None, close: float, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By how much depends on how close that is to float."""
+    monkeypatch.setattr(static_recurrent, "_CLOSE_DB", close)
     monkeypatch.setattr(static_recurrent, "gained", lambda *_: gain)
     monkeypatch.setattr(speed, "can_tell", lambda: True)
     monkeypatch.setattr(speed, "slower", lambda *_, **__: None)  # than float: nothing is
     network = NETWORKS["lstm"]()
     int8 = x86quant.quantize(network.model, network.calibration)
     assert int8.quantization.mode == mode
-    assert ("2.0 times" in int8.quantization.why) == (gain is not None)
+    assert (f"{gain} times" in int8.quantization.why) == (mode == "static")
 
 
 @pytest.mark.parametrize(("loss", "in_float"), [(None, True), (1.5, False)])

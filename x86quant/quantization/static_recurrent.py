@@ -30,10 +30,10 @@ from x86quant.quantization.settings import Settings
 
 _log = logging.getLogger("x86quant.quantization")
 
-#: Static int8 must come so close to float, in dB: dynamic int8 comes closer as a rule.
-_CLOSE_DB = 25.0
-#: And what was found first must take so many times its time.
+#: What was found first must take so many times the time of static int8.
 _CLEARLY = 1.1
+#: Dynamic int8 comes closer to float as a rule: below so many dB it must take so many times.
+_CLOSE_DB, _MUCH = 25.0, 1.5
 
 
 def may_be_static(prepared: PreparedModel, settings: Settings) -> bool:
@@ -64,10 +64,11 @@ def static_if_better(found: Any, prepared: PreparedModel, settings: Settings) ->
             _log.info("not static: %s", first_line(error))
             return found
     summary = other.quantization
-    if not summary.int8_layers or min(summary.sqnr_db, default=0.0) < _CLOSE_DB:
+    close = min(summary.sqnr_db, default=0.0)
+    if not summary.int8_layers or close < ENOUGH_DB:
         return found
     gain = gained(found, other, (prepared.sample[0], smallest(prepared.sample)))
-    if gain is None:
+    if gain is None or gain < (_CLEARLY if close >= _CLOSE_DB else _MUCH):
         return found
     for one in told:
         warnings.warn(one.message, X86QuantWarning, stacklevel=3)

@@ -74,9 +74,9 @@ def without_costly_steps(outcome: Choices, model: nn.Module) -> tuple[Choices, n
     if other is None:
         return outcome, model
     tried = judged(tried, other)
-    if min(tried.sqnr_db, default=before) < before + _CLEAR_GAIN:
-        return outcome, model
-    return tried, other
+    clear = min(tried.sqnr_db, default=before) >= before + _CLEAR_GAIN
+    enough = is_enough(tried) and not is_enough(outcome)
+    return (tried, other) if clear or enough else (outcome, model)
 
 
 #: Where ranges fit the data that they were chosen by, and no other.
