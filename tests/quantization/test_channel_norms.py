@@ -1,4 +1,4 @@
-"""Norms over channels that come before pixels are layer norms, however they are spelled."""
+"""Norms over channels that come before pixels are torch's own, however they are spelled."""
 
 from __future__ import annotations
 
@@ -33,6 +33,37 @@ def by_rsqrt(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     centred = x - torch.mean(x, (1,), True)
     y = torch.rsqrt((centred * centred).mean(1, True) + 1e-6) * centred
     return b.view(-1, 1, 1) + y * w.view(-1, 1, 1)
+
+
+def with_the_weight_first(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    mean = x.mean(1, keepdim=True)
+    variance = (x - mean).pow(2).mean(1, keepdim=True)
+    return w.view(1, -1, 1, 1) * (x - mean) / (variance + 1e-6).sqrt() + b.view(1, -1, 1, 1)
+
+
+def over_all(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    dims = (1, 2, 3)
+    mean = x.mean(dims, keepdim=True)
+    variance = ((x - mean) ** 2).mean(dims, keepdim=True)
+    return w.view(1, -1, 1, 1) * (x - mean) / torch.sqrt(variance + 1e-8) + b.view(1, -1, 1, 1)
+
+
+def over_all_by_rsqrt(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x - x.mean((1, 2, 3), True)
+    y = y * torch.rsqrt(x.var((1, 2, 3), unbiased=False, keepdim=True) + 1e-5)
+    return y * w.view(-1, 1, 1) + b.view(-1, 1, 1)
+
+
+def over_some(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x - x.mean((1, 2), True)
+    y = y * torch.rsqrt(x.var((1, 2), unbiased=False, keepdim=True) + 1e-5)
+    return y * w.view(-1, 1, 1) + b.view(-1, 1, 1)
+
+
+def over_two_kinds(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x - x.mean((1, 2, 3), True)
+    y = y * torch.rsqrt(x.var(1, unbiased=False, keepdim=True) + 1e-5)
+    return y * w.view(-1, 1, 1) + b.view(-1, 1, 1)
 
 
 def of_an_unbiased_variance(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -74,9 +105,19 @@ def images(rows: int = 2, size: int = 12) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("way", [by_fx, by_export])
-@pytest.mark.parametrize("norm", [of_convnext, of_restorers, by_rsqrt])
-def test_it_is_a_layer_norm_on_codes(
-    norm: Callable[..., torch.Tensor], way: Way, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("norm", "op"),
+    [
+        (of_convnext, "layer_norm"),
+        (of_restorers, "layer_norm"),
+        (by_rsqrt, "layer_norm"),
+        (with_the_weight_first, "layer_norm"),
+        (over_all, "group_norm"),
+        (over_all_by_rsqrt, "group_norm"),
+    ],
+)
+def test_it_is_a_norm_on_codes(
+    norm: Callable[..., torch.Tensor], op: str, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(part_search, "WAYS", {"the way": way})
     model = Normed(norm).eval()
@@ -87,7 +128,7 @@ def test_it_is_a_layer_norm_on_codes(
     assert [name for name in ops if name != "permute"] == [
         "quantize",
         "conv",
-        "layer_norm",
+        op,
         "conv_real",
     ]
     assert not compiled.float_nodes
@@ -98,10 +139,14 @@ def test_it_is_a_layer_norm_on_codes(
 
 @pytest.mark.parametrize("way", [by_fx, by_export])
 @pytest.mark.parametrize(
-    "norm", [of_an_unbiased_variance, with_the_epsilon_outside, over_rows, of_another_mean]
-)
+    "norm",
+    [
+        of_an_unbiased_variance, with_the_epsilon_outside, over_rows, of_another_mean, over_some,
+        over_two_kinds,
+    ],
+)  # fmt: skip
 def test_what_only_looks_like_one_stays(norm: Callable[..., torch.Tensor], way: Way) -> None:
     model = Normed(norm).eval()
     graph = trace(model, Call((images(),)), way).graph_module
-    assert F.layer_norm not in {node.target for node in graph.graph.nodes}
+    assert not {F.layer_norm, F.group_norm} & {node.target for node in graph.graph.nodes}
     assert torch.allclose(graph(images())[0], model(images()), atol=1e-5)

@@ -1,11 +1,14 @@
-"""Layer norms over the channels of pictures, spelled out, as torch's layer norm between two moves.
+"""Norms over the channels, spelled out, as torch's own functions.
 
 ``(x - x.mean(1)) / sqrt(x.var(1) + eps) * weight + bias`` is what networks have whose channels come
-before their pixels (ConvNeXt's first code, the neck of SAM, restorers of pictures).
+before their pixels (ConvNeXt's first code, the neck of SAM, restorers of pictures): a layer norm
+between two moves. Over channels and all behind them it is a group norm of one group (what separates
+voices). The weight may also be multiplied before the division.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -17,33 +20,64 @@ from x86quant.lowering.graph_tools import add_constant, constant, plain_name, so
 _CHANNELS = 1
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Norm:
+    """What has a mean of 0 and a variance of 1 over some dimensions, and a weight if it has one."""
+
+    source: Node
+    eps: float
+    dims: tuple[int, ...]
+    weight: torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Affine:
+    """The last step of a norm, its parameters, one value a channel, and the rank of its result."""
+
+    last: Node
+    weight: torch.Tensor
+    bias: torch.Tensor
+    rank: int
+
+
 def spell_channel_norms(gm: GraphModule) -> None:
     """Let norms over the channels, with weight and bias, be calls of one function."""
     changed = False
     for node in list(gm.graph.nodes):
-        found = _normalized(node)
-        affine = None if found is None else _affine(gm, node)
+        found = _normalized(gm, node)
+        affine = None if found is None else _affine(gm, node, found)
         if found is None or affine is None:
             continue
-        x, eps = found
-        last, weight, bias, rank = affine
-        with gm.graph.inserting_before(last):
-            places = [0, *range(_CHANNELS + 1, rank), _CHANNELS]
-            pixels = gm.graph.call_method("permute", (x, *places))
+        before = set(gm.graph.nodes)
+        with gm.graph.inserting_before(affine.last):
             parameters = [
-                add_constant(gm, gm.graph, f"{last.name}_{name}", value.detach().flatten().clone())
-                for name, value in (("weight", weight), ("bias", bias))
+                add_constant(gm, gm.graph, f"{affine.last.name}_{name}", value)
+                for name, value in (("weight", affine.weight), ("bias", affine.bias))
             ]
-            norm = gm.graph.call_function(
-                F.layer_norm, (pixels, (weight.numel(),), *parameters, eps)
-            )
-            back = gm.graph.call_method("permute", (norm, 0, rank - 1, *range(1, rank - 1)))
-        for new in (pixels, norm, back):
-            new.meta.update(last.meta)
-        last.replace_all_uses_with(back)
+            if found.dims == (_CHANNELS,):
+                norm = _over_each_pixel(gm, found, affine.rank, parameters)
+            else:
+                norm = gm.graph.call_function(
+                    F.group_norm, (found.source, 1, *parameters, found.eps)
+                )
+        for new in gm.graph.nodes:
+            if new not in before and new.op != "get_attr":
+                new.meta.update(affine.last.meta)
+        affine.last.replace_all_uses_with(norm)
         changed = True
     if changed:
         gm.graph.eliminate_dead_code()
+
+
+def _over_each_pixel(gm: GraphModule, found: _Norm, rank: int, parameters: list[Node]) -> Node:
+    places = [0, *range(_CHANNELS + 1, rank), _CHANNELS]
+    pixels = gm.graph.call_method("permute", (found.source, *places))
+    channels = constant(gm, parameters[0])
+    assert channels is not None
+    norm = gm.graph.call_function(
+        F.layer_norm, (pixels, (channels.numel(),), *parameters, found.eps)
+    )
+    return gm.graph.call_method("permute", (norm, 0, rank - 1, *range(1, rank - 1)))
 
 
 def _name(node: Node) -> str:
@@ -65,20 +99,21 @@ def _pair(node: object, name: str) -> tuple[Any, Any] | None:
     return found.args[0], found.args[1]
 
 
-def _over_channels(node: object, name: str) -> Node | None:
-    """What ``node`` takes the mean or the variance of, over the channels, which it keeps."""
+def _over(node: object, name: str) -> tuple[Node, tuple[int, ...]] | None:
+    """What ``node`` takes the mean or the variance of, over which dimensions, which it keeps."""
     found = _called(node, name)
     if found is None:
         return None
     given: dict[str, Any] = dict(zip(_ARGUMENTS[name, len(found.args)], found.args, strict=False))
     given |= found.kwargs
     x, dim = given.pop("x", None) or given.pop("input", None), given.pop("dim", None)
-    if list(dim if isinstance(dim, list | tuple) else [dim]) != [_CHANNELS]:
+    dims = tuple(dim) if isinstance(dim, list | tuple) else (dim,)
+    if dims != tuple(range(_CHANNELS, _CHANNELS + len(dims))) or not dims:
         return None
     if given.pop("keepdim", False) is not True or not isinstance(x, Node):
         return None
     biased = given == {"unbiased": False} or given == {"correction": 0}
-    return x if (biased if name == "var" else not given) else None
+    return (x, dims) if (biased if name == "var" else not given) else None
 
 
 #: By name and number of positional arguments, what these are.
@@ -88,18 +123,27 @@ _ARGUMENTS = {
 }
 
 
-def _normalized(node: Node) -> tuple[Node, float] | None:
-    """What ``node`` is the norm of, without weight and bias, and the epsilon in it."""
+def _normalized(gm: GraphModule, node: Node) -> _Norm | None:
+    """What ``node`` is the norm of, and a weight that is in it already."""
     for kind, root in (("div", "sqrt"), ("mul", "rsqrt")):
-        for centred, scale in _orders(_pair(node, kind), kind):
+        for part, scale in _orders(_pair(node, kind), kind):
             under = _called(scale, root)
-            source = _centred(centred)
-            if under is None or source is None or len(under.args) != 1 or under.kwargs:
+            if under is None or len(under.args) != 1 or under.kwargs:
                 continue
-            for spread, eps in _orders(_pair(under.args[0], "add"), "add"):
-                if isinstance(eps, float) and eps > 0 and _variance_of(spread) is source:
-                    return source, eps
+            for centred, weight in ((part, None), *_weighted(gm, part)):
+                source = _centred(centred)
+                for spread, eps in _orders(_pair(under.args[0], "add"), "add"):
+                    if source is None or not isinstance(eps, float) or eps <= 0:
+                        continue
+                    if _variance_of(spread) == source:
+                        return _Norm(source[0], eps, source[1], weight)
     return None
+
+
+def _weighted(gm: GraphModule, node: object) -> list[tuple[Any, torch.Tensor]]:
+    """What ``node`` multiplies by a constant, and that."""
+    found = ((x, constant(gm, other)) for x, other in _orders(_pair(node, "mul"), "mul"))
+    return [(x, value) for x, value in found if value is not None and value.dim() > 0]
 
 
 def _orders(pair: tuple[Any, Any] | None, kind: str) -> list[tuple[Any, Any]]:
@@ -108,33 +152,41 @@ def _orders(pair: tuple[Any, Any] | None, kind: str) -> list[tuple[Any, Any]]:
     return [pair] if kind == "div" else [pair, pair[::-1]]
 
 
-def _centred(node: object) -> Node | None:
-    """What ``node`` is, less its mean."""
+def _centred(node: object) -> tuple[Node, tuple[int, ...]] | None:
+    """What ``node`` is, less its mean, and over which dimensions."""
     x, mean = _pair(node, "sub") or (None, None)
-    return x if isinstance(x, Node) and _over_channels(mean, "mean") is x else None
+    found = _over(mean, "mean")
+    return found if found is not None and found[0] is x else None
 
 
-def _variance_of(node: object) -> Node | None:
-    """What ``node`` is the variance of."""
-    direct = _over_channels(node, "var")
+def _variance_of(node: object) -> tuple[Node, tuple[int, ...]] | None:
+    """What ``node`` is the variance of, and over which dimensions."""
+    direct = _over(node, "var")
     if direct is not None:
         return direct
-    squares = _over_channels(node, "mean")
+    squares, dims = _over(node, "mean") or (None, None)
     base, power = _pair(squares, "pow") or _pair(squares, "mul") or (None, None)
     is_square = power == 2 if _called(squares, "pow") else power is base
-    return _centred(base) if is_square else None
+    found = _centred(base) if is_square else None
+    return found if found is not None and found[1] == dims else None
 
 
-def _affine(gm: GraphModule, node: Node) -> tuple[Node, torch.Tensor, torch.Tensor, int] | None:
-    """The last step of what multiplies ``node`` by a weight and adds a bias, both, and the rank."""
-    scaled, weight = _with_constant(gm, node, "mul")
-    moved, bias = _with_constant(gm, scaled, "add")
-    if moved is None or weight is None or bias is None or weight.shape != bias.shape:
+def _affine(gm: GraphModule, node: Node, norm: _Norm) -> _Affine | None:
+    """What multiplies the channels of ``node``, unless that is in it already, and adds to them."""
+    scaled, weight = node, norm.weight
+    if weight is None:
+        scaled, weight = _with_constant(gm, node, "mul")  # type: ignore[assignment]
+    last, bias = _with_constant(gm, scaled, "add")
+    if last is None or weight is None or bias is None or weight.shape != bias.shape:
         return None
     # [channels, 1, 1], or with a 1 for the rows.
     rank = weight.dim() if weight.dim() > _CHANNELS and len(weight) == 1 else weight.dim() + 1
     places = weight.reshape(-1).numel() == weight.shape[_CHANNELS - rank]
-    return (moved, weight, bias, rank) if places and rank > _CHANNELS + 1 else None
+    whole = norm.dims in ((_CHANNELS,), tuple(range(_CHANNELS, rank)))
+    if not places or not whole or rank <= _CHANNELS + 1:
+        return None
+    flat = (weight.detach().flatten().clone(), bias.detach().flatten().clone())
+    return _Affine(last, *flat, rank)
 
 
 def _with_constant(
