@@ -140,7 +140,7 @@ def lower_maximum(gm: GraphModule) -> int:
 
 
 def lower_mean(gm: GraphModule) -> int:
-    """The mean over all positions becomes an ``adaptive_avg_pool`` to one position and a reshape.
+    """The mean over positions becomes an ``adaptive_avg_pool`` that leaves one, and a reshape.
 
     Returns the number of means lowered.
     """
@@ -149,41 +149,45 @@ def lower_mean(gm: GraphModule) -> int:
         mean, bounds = through_clamps(quantize)
         if mean.target is not aten.mean.dim or bounds != UNBOUNDED or len(mean.users) > 1:
             continue
-        codes = _pooled_input(mean)
-        if codes is None:
+        found = _pooled_input(mean)
+        if found is None:
             continue
-        spatial = len(codes.meta["shape"]) - 2
+        codes, dims = found
+        shape = codes.meta["shape"]
         with gm.graph.inserting_before(quantize):
             new = emit(
                 gm.graph,
                 "adaptive_avg_pool",
                 quantize,
                 x=codes,
-                output_size=[1] * spatial,
+                output_size=[1 if dim in dims else -1 for dim in range(2, len(shape))],
                 **scale_and_zp("x", codes),
                 **scale_and_zp("out", quantize),
             )
             if not mean.args[2]:
-                new.meta["shape"] = (*codes.meta["shape"][:2], *[1] * spatial)
-                new = inherit(gm.graph.call_function(torch.flatten, (new, 1)), quantize)
+                new.meta["shape"] = tuple(1 if dim in dims else x for dim, x in enumerate(shape))
+                flat = len(dims) == len(shape) - 2
+                view = (torch.flatten, 1) if flat else (torch.squeeze, tuple(sorted(dims)))
+                new = inherit(gm.graph.call_function(view[0], (new, view[1])), quantize)
         replace(quantize, new)
         changed += 1
     return finish(gm, changed)
 
 
-def _pooled_input(mean: Node) -> Node | None:
-    """The codes that ``mean`` averages, if it does so over every position."""
+def _pooled_input(mean: Node) -> tuple[Node, set[int]] | None:
+    """The codes that ``mean`` averages over some or all dimensions of positions, and which."""
     codes = dequantized(mean.args[0])
     if codes is None or "shape" not in codes.meta:
         why(mean, "its input is not quantized")
         return None
     rank = len(codes.meta["shape"])
     # The one dimension that torch allows for a number has no rank to be counted by.
-    dims = {dim % max(rank, 1) for dim in mean.args[1]}  # type: ignore[operator,union-attr]
-    if rank not in (3, 4, 5) or dims != set(range(2, rank)):
-        why(mean, f"a mean over dimensions {sorted(dims)} of {rank} is not over all positions")
+    over: Any = mean.args[1]
+    dims = {int(dim) % max(rank, 1) for dim in over}
+    if rank not in (3, 4, 5) or not dims or not dims <= set(range(2, rank)):
+        why(mean, f"a mean over dimensions {sorted(dims)} of {rank} is not over positions alone")
         return None
-    return codes
+    return codes, dims
 
 
 def lower_upsample(gm: GraphModule) -> int:
