@@ -166,7 +166,8 @@ def _linear(weight: str, scale: str) -> dict[str, Any]:
 
 def _packs() -> dict[str, Any]:
     conv = {
-        "weight": "w", "mult": "four", "bias": "four", "lut": None, "codes": [3, 5, 0, 255, 1, 2],
+        "weight": "w", "mult": "four", "bias": "four", "lut": None, "slopes": None,
+        "codes": [3, 5, 0, 255, 1, 2],
         "geometry": [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0], "res_mult": 1.0,
     }  # fmt: skip
     rows = [_linear("rw", "four"), _linear("gw", "eight"), _linear("rw", "four")]

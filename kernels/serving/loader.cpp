@@ -106,10 +106,10 @@ class Loader {
     fields.mult = table(pack.at("mult"));
     if (!pack.at("bias").is_null()) fields.bias = table(pack.at("bias"));
     if (!pack.at("lut").is_null()) fields.lut = table(pack.at("lut"));
+    if (!pack.at("slopes").is_null()) fields.slopes = table(pack.at("slopes"));
     fields.geometry = pack.at("geometry").integers("a geometry");
     fields.codes = pack.at("codes").integers("a code");
     fields.res_mult = pack.at("res_mult").real("a multiplier");
-    if (pack.object("a pack").count("slopes")) fields.slopes = table(pack.at("slopes"));  // earlier files have none
     runtime::ConvDescription description = runtime::describe_conv(std::move(fields));
     require_sums_fit(description.weight.as<int8_t>(), description.conv.out_channels, description.products());
     description.packed = std::move(before);

@@ -19,7 +19,7 @@
 namespace x86quant::serving {
 
 constexpr std::string_view kMagic = "x86quant-program ";
-constexpr int kVersion = 4;
+constexpr int kVersion = 5;
 
 class ProgramFile {
  public:

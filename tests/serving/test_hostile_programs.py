@@ -43,7 +43,8 @@ def _pointwise(channels: int, stride: tuple[int, int]) -> dict[str, Any]:
     """A convolution of one tap, and its tensors."""
     weights = {"w": torch.ones(32, channels, 1, 1, 1, dtype=torch.int8), "m": torch.ones(32)}
     pack = {
-        "weight": "w", "mult": "m", "bias": None, "lut": None, "codes": [0, 0, 0, 255, 0, 0],
+        "weight": "w", "mult": "m", "bias": None, "lut": None, "slopes": None,
+        "codes": [0, 0, 0, 255, 0, 0],
         "geometry": [1, 1, 1, 1, *stride, 0, 0, 0, 1, 1, 1, 1, 0], "res_mult": 0.0,
     }  # fmt: skip
     return {"tensors": weights, "packs": [pack]}

@@ -25,7 +25,7 @@ from x86quant.packing.linear_dynamic import Weights
 from x86quant.runtime.programs import LayerWeights, NativeStep, Programs
 from x86quant.version import __version__
 
-VERSION = 4
+VERSION = 5
 
 _MAGIC = "x86quant-program"
 
@@ -129,11 +129,10 @@ class StoredPrograms(Programs):
 
     def pack(self, kernel: str, layer: LayerWeights) -> StoredLayer:
         """Store the weights as they are."""
-        tables = {name: getattr(layer, name) for name in ("weight", "mult", "bias", "lut")}
+        names = ("weight", "mult", "bias", "lut", "slopes")
+        tables = {name: getattr(layer, name) for name in names}
         stored = {name: None if x is None else self._stored(x) for name, x in tables.items()}
         numbers = {"geometry": layer.geometry, "codes": layer.codes}
-        if layer.slopes is not None:
-            stored["slopes"] = self._stored(layer.slopes)
         self._packs.append({**stored, **numbers, "res_mult": float(layer.residual_mult)})
         return StoredLayer(len(self._packs) - 1, layer.weight.numel())
 
