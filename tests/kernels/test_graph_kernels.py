@@ -135,6 +135,16 @@ def test_graph_kernel_of_a_sum(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_graph_kernel_of_slopes(kernel: str) -> None:
+    supported(kernel)
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.PReLU(16), nn.Conv2d(16, 4, 1)).eval()
+    x = torch.randn(2, 16, 9, 9)
+    module = x86quant.quantize(model, [x], speed_check=False, progress=False).graph_module
+    with pytest.raises(x86quant.UnsupportedError, match="slopes of channels behind the layer are"):
+        held_to(kernel, module, (x,))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_graph_kernel_within_concatenations(kernel: str) -> None:
     supported(kernel)
     layers = checks(kernel, Joined(), (2, 8, 9, 9))
