@@ -32,7 +32,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of other packages
 @pytest.fixture
 def _cluster() -> Iterator[None]:
     store = 80 * 2**20
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=store, log_to_driver=False)
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, object_store_memory=store, log_to_driver=False
+    )
     yield
     ray.serve.shutdown()
     ray.shutdown()
