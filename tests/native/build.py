@@ -17,12 +17,19 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from x86quant.hardware.cpu import cpu
 from x86quant.kernels.native import toolchain
 
 SOURCES = Path(toolchain.__file__).resolve().parent
 DEFAULT_DIRECTORY = Path(__file__).resolve().parents[2] / "build" / "native"
 #: Instructions of AMX and AVX-VNNI become functions: ``emulated_tiles.h``.
 EMULATE_FLAGS = ["-DXQ_EMULATED"]
+#: What kernels of a level need, by the end of their file's name, and where that is emulated.
+_NEEDS = {
+    "avx2": "avx2", "avx_vnni": "avx_vnni", "avx512": "avx512", "avx512_vnni": "avx512_vnni",
+    "avx512_bf16": "avx512", "amx": "amx_int8", "amx_bf16": "amx_int8",
+}  # fmt: skip
+_EMULATED_ON = {"avx_vnni": "avx2", "amx_int8": "avx512_vnni"}
 _SANITIZED = [
     "-O1",  # sanitizers make -O3 slow to compile
     "-fno-sanitize-recover=all",
@@ -111,14 +118,26 @@ def build(
         "-fno-exceptions",
         *(SANITIZERS[sanitizer] if sanitizer else []),
     ]
-    # Only what asks for it: the rest is the same either way, and sanitizers compile slowly.
-    asks = [path for path in sources() if emulate and "emulated" in path.read_text().lower()]
-    objects = compiled(asks, directory, [*flags, *EMULATE_FLAGS])
-    objects += compiled([path for path in sources() if path not in asks], directory, flags)
+    # What this CPU cannot run is there to be linked, and sanitizers take minutes to compile it.
+    idle = [path for path in sources() if sanitizer and not _runs_here(path, emulate)]
+    objects = compiled(idle, directory, [*toolchain.flags(), "-fno-exceptions", "-O1"])
+    others = [path for path in sources() if path not in idle]
+    # Only what asks for it: the rest is the same either way.
+    asks = [path for path in others if emulate and "emulated" in path.read_text().lower()]
+    objects += compiled(asks, directory, [*flags, *EMULATE_FLAGS])
+    objects += compiled([path for path in others if path not in asks], directory, flags)
     kind = f"_{sanitizer}" if sanitizer else ""
     library = directory / f"libxq_native{kind}{'_emulated' * emulate}.so"
     link_shared(objects, library, flags)
     return library
+
+
+def _runs_here(source: Path, emulate: bool) -> bool:
+    """Whether this CPU can run the kernels in ``source``."""
+    needed = _NEEDS.get(source.stem.partition("_")[2])
+    if emulate and needed in _EMULATED_ON:
+        needed = _EMULATED_ON[needed]
+    return needed is None or needed in cpu().features
 
 
 def link_shared(objects: Sequence[Path], library: Path, flags: Sequence[str]) -> None:
