@@ -24,12 +24,13 @@ SOURCES = Path(toolchain.__file__).resolve().parent
 DEFAULT_DIRECTORY = Path(__file__).resolve().parents[2] / "build" / "native"
 #: Instructions of AMX and AVX-VNNI become functions: ``emulated_tiles.h``.
 EMULATE_FLAGS = ["-DXQ_EMULATED"]
-#: What kernels of a level need, by the end of their file's name, and where that is emulated.
+#: What kernels of a level need, by the end of their file's name.
 _NEEDS = {
     "avx2": "avx2", "avx_vnni": "avx_vnni", "avx512": "avx512", "avx512_vnni": "avx512_vnni",
     "avx512_bf16": "avx512", "amx": "amx_int8", "amx_bf16": "amx_int8",
 }  # fmt: skip
-_EMULATED_ON = {"avx_vnni": "avx2", "amx_int8": "avx512_vnni"}
+#: What stands for a feature where its instructions are functions.
+EMULATED_ON = {"avx_vnni": "avx2", "amx_int8": "avx512_vnni"}
 _SANITIZED = [
     "-O1",  # sanitizers make -O3 slow to compile
     "-fno-sanitize-recover=all",
@@ -135,8 +136,8 @@ def build(
 def _runs_here(source: Path, emulate: bool) -> bool:
     """Whether this CPU can run the kernels in ``source``."""
     needed = _NEEDS.get(source.stem.partition("_")[2])
-    if emulate and needed in _EMULATED_ON:
-        needed = _EMULATED_ON[needed]
+    if emulate and needed is not None:
+        needed = EMULATED_ON.get(needed, needed)
     return needed is None or needed in cpu().features
 
 

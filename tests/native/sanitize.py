@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
+from tests.native.build import DEFAULT_DIRECTORY, EMULATED_ON, SANITIZERS, build
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels.native import toolchain
 
@@ -27,10 +27,6 @@ HERE = Path(__file__).resolve().parent
 
 # What each number of xq_isa needs beyond the number before it.
 FEATURES = {1: "avx2", 2: "avx_vnni", 3: "avx512", 4: "avx512_vnni", 5: "amx_int8"}
-
-#: What each of them needs where it is emulated.
-EMULATED_ON = {2: "avx2", 5: "avx512_vnni"}
-
 
 #: What is fuzzed, by the names that ``fuzz/fuzz.cpp`` gives.
 FAMILIES = (
@@ -60,7 +56,8 @@ def fuzzer(
         [*shlex.split(toolchain.compiler()), *flags, str(source), str(library), "-o", str(program)],
         check=True,
     )
-    needs = {**FEATURES, **(EMULATED_ON if emulate else {})}
+    stands_for = EMULATED_ON if emulate else {}
+    needs = {isa: stands_for.get(needed, needed) for isa, needed in FEATURES.items()}
     isas = [str(isa) for isa, needed in needs.items() if needed in cpu().features]
     return [str(program), family, *isas]
 

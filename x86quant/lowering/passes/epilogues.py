@@ -222,7 +222,7 @@ def fuse_affine(gm: GraphModule) -> int:
 def _fuse_affine(gm: GraphModule, affine: Node) -> int:
     layer = affine.kwargs["x"]
     assert isinstance(layer, Node)
-    if not _has_no_epilogue(layer) or sole_user(layer) is not affine:
+    if not has_no_epilogue(layer) or sole_user(layer) is not affine:
         return 0
     if layer.kwargs.get("transposed"):
         return 0
@@ -272,7 +272,7 @@ def _fuse_affine(gm: GraphModule, affine: Node) -> int:
     return 1
 
 
-def _has_no_epilogue(layer: Node) -> bool:
+def has_no_epilogue(layer: Node) -> bool:
     """A convolution or linear with nothing in its epilogue yet."""
     return (
         is_op(layer, "conv", "linear")

@@ -1,7 +1,8 @@
-"""Pools, means over all positions, and interpolation, on codes."""
+"""Pools, means and maxima over positions, and interpolation, on codes."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from typing import Any
 
@@ -110,28 +111,17 @@ def lower_maximum(gm: GraphModule) -> int:
     for node in list(gm.graph.nodes):
         if node.target is not aten.amax.default:
             continue
-        x, dims, keepdim = node.args
-        codes = dequantized(x)
-        rank = len(codes.meta.get("shape", ())) if codes is not None else 0
-        if codes is None or rank not in (3, 4, 5):
-            why(node, "its input is not quantized" if codes is None else "it has no positions")
+        over = _over_positions(node)
+        if over is None:
             continue
-        over = {dim % rank for dim in dims}
-        if min(over) < 2:
-            why(node, f"a maximum over dimensions {sorted(over)} of {rank} is not over positions")
-            continue
-        sizes = [1 if dim in over else -1 for dim in range(2, rank)]
         with gm.graph.inserting_before(node):
-            new = emit(gm.graph, "adaptive_max_pool", node, x=codes, output_size=sizes)
-            new.meta["qparams"] = codes.meta["qparams"]
-            new.meta["shape"] = (
-                *codes.meta["shape"][:2],
-                *(1 if dim in over else codes.meta["shape"][dim] for dim in range(2, rank)),
-            )
-            real = emit(gm.graph, "dequantize", x=new, **scale_and_zp("x", codes))
-            if not keepdim:
-                real.meta["shape"] = new.meta["shape"]
-                real = gm.graph.call_function(torch.squeeze, (real, tuple(sorted(over))))
+            new = emit(gm.graph, "adaptive_max_pool", node, x=over.codes, output_size=over.sizes)
+            new.meta["qparams"] = over.codes.meta["qparams"]
+            new.meta["shape"] = over.shape
+            real = emit(gm.graph, "dequantize", x=new, **scale_and_zp("x", over.codes))
+            if not node.args[2]:
+                real.meta["shape"] = over.shape
+                real = gm.graph.call_function(torch.squeeze, (real, over.dims))
         inherit(real, node)
         node.replace_all_uses_with(real)
         gm.graph.erase_node(node)
@@ -149,45 +139,66 @@ def lower_mean(gm: GraphModule) -> int:
         mean, bounds = through_clamps(quantize)
         if mean.target is not aten.mean.dim or bounds != UNBOUNDED or len(mean.users) > 1:
             continue
-        found = _pooled_input(mean)
-        if found is None:
+        over = _over_positions(mean)
+        if over is None:
             continue
-        codes, dims = found
-        shape = codes.meta["shape"]
         with gm.graph.inserting_before(quantize):
             new = emit(
                 gm.graph,
                 "adaptive_avg_pool",
                 quantize,
-                x=codes,
-                output_size=[1 if dim in dims else -1 for dim in range(2, len(shape))],
-                **scale_and_zp("x", codes),
+                x=over.codes,
+                output_size=over.sizes,
+                **scale_and_zp("x", over.codes),
                 **scale_and_zp("out", quantize),
             )
             if not mean.args[2]:
-                new.meta["shape"] = tuple(1 if dim in dims else x for dim, x in enumerate(shape))
-                flat = len(dims) == len(shape) - 2
-                view = (torch.flatten, 1) if flat else (torch.squeeze, tuple(sorted(dims)))
+                new.meta["shape"] = over.shape
+                view = (torch.squeeze, over.dims) if -1 in over.sizes else (torch.flatten, 1)
                 new = inherit(gm.graph.call_function(view[0], (new, view[1])), quantize)
         replace(quantize, new)
         changed += 1
     return finish(gm, changed)
 
 
-def _pooled_input(mean: Node) -> tuple[Node, set[int]] | None:
-    """The codes that ``mean`` averages over some or all dimensions of positions, and which."""
-    codes = dequantized(mean.args[0])
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OverPositions:
+    """What makes one position of all along some dimensions.
+
+    Attributes:
+        codes: what it reads.
+        dims: the dimensions, in order.
+    """
+
+    codes: Node
+    dims: tuple[int, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The ``output_size`` of a pool that does so."""
+        return [1 if dim in self.dims else -1 for dim in range(2, len(self.codes.meta["shape"]))]
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """That of the pool's result."""
+        sizes = enumerate(self.codes.meta["shape"])
+        return tuple(1 if dim in self.dims else size for dim, size in sizes)
+
+
+def _over_positions(node: Node) -> _OverPositions | None:
+    """What ``node``, a mean or a maximum, is over, if that is quantized positions alone."""
+    codes = dequantized(node.args[0])
     if codes is None or "shape" not in codes.meta:
-        why(mean, "its input is not quantized")
+        why(node, "its input is not quantized")
         return None
     rank = len(codes.meta["shape"])
+    over: Any = node.args[1]
     # The one dimension that torch allows for a number has no rank to be counted by.
-    over: Any = mean.args[1]
-    dims = {int(dim) % max(rank, 1) for dim in over}
-    if rank not in (3, 4, 5) or not dims or not dims <= set(range(2, rank)):
-        why(mean, f"a mean over dimensions {sorted(dims)} of {rank} is not over positions alone")
+    dims = sorted({int(dim) % max(rank, 1) for dim in over})
+    if rank not in (3, 4, 5) or not dims or dims[0] < 2:
+        why(node, f"what is over dimensions {dims} of {rank} is not over positions alone")
         return None
-    return codes, dims
+    return _OverPositions(codes, tuple(dims))
 
 
 def lower_upsample(gm: GraphModule) -> int:

@@ -8,18 +8,17 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import (
-    UNBOUNDED,
     absorb,
     dequantized,
     emit,
     finish,
-    is_op,
     nodes_of,
     replace,
     scale_and_zp,
     sole_user,
 )
 from x86quant.lowering.passes._epilogue import Lowered, Rule, lower
+from x86quant.lowering.passes.epilogues import has_no_epilogue
 from x86quant.lowering.passes.products import convolution_rule, linear_rule
 
 aten = torch.ops.aten
@@ -90,10 +89,8 @@ def _is_open(value: Any, node: Node) -> bool:
     """A layer that only ``node`` reads, of the sum's shape, with nothing in its epilogue yet."""
     layer = _as_node(value)
     return (
-        is_op(layer, "conv", "linear")
+        has_no_epilogue(layer)
         and sole_user(layer) is node
-        and layer.meta.get("bounds", UNBOUNDED) == UNBOUNDED
-        and all(layer.kwargs[name] is None for name in ("residual", "lut", "slopes"))
         and node.kwargs["a"] is not node.kwargs["b"]
         and "shape" in node.meta
         and all(

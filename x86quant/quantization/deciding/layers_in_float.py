@@ -19,9 +19,7 @@ from x86quant.quantization.deciding.no_slower import no_slower
 from x86quant.quantization.deciding.noise import judged, sqnrs_with
 from x86quant.quantization.deciding.trials import attempted
 from x86quant.quantization.harm import rough_harms
-from x86quant.quantization.judging import (
-    in_words,
-)
+from x86quant.quantization.judging import in_words
 from x86quant.quantization.layer_products import products
 from x86quant.quantization.prepared import PreparedModel
 

@@ -18,16 +18,12 @@ from x86quant.quantization.arguments import argument, padding_mask, unpadded
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.deciding.trials import result_of
 from x86quant.quantization.harm import sqnr_between
-from x86quant.quantization.judging import (
-    ChannelGroup,
-    half_agreement,
-    top_agreement,
-    worst_group,
-)
+from x86quant.quantization.judging import ChannelGroup, half_agreement, top_agreement, worst_group
 from x86quant.quantization.perplexity import Scored, is_causal_lm, perplexity
 from x86quant.quantization.prepared import PreparedModel
 
 _log = logging.getLogger("x86quant.quantization")
+
 #: The whole is compared on at most so many batches.
 _BATCHES = 4
 

@@ -7,7 +7,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -86,10 +86,10 @@ def fused(gm: GraphModule) -> GraphModule:
         layer = modules[path]
         behind = [_activation_behind(node, modules) for node in nodes]
         activations = [node for node in behind if node is not None]
-        alike = {_told(node, modules) for node in activations}
-        if len(activations) < len(nodes) or len(alike) > 1:
+        told = {_told(node, modules) for node in activations}
+        if len(activations) < len(nodes) or len(told) > 1:
             continue
-        found.set_submodule(path, FusedLayer(layer, _module_of(activations[0], modules)))
+        found.set_submodule(path, FusedLayer(layer, _module_of(told.pop())))
         for node, activation in zip(nodes, activations, strict=True):
             activation.replace_all_uses_with(node)
             found.graph.erase_node(activation)
@@ -129,28 +129,32 @@ def _activation_behind(node: Node, modules: dict[str, nn.Module]) -> Node | None
     return user if fits else None
 
 
+def _called(node: Node, modules: dict[str, nn.Module]) -> nn.Module | None:
+    """The layer that ``node`` calls, if it calls one."""
+    return core(modules[str(node.target)]) if node.op == "call_module" else None
+
+
 def _kind(node: Node, modules: dict[str, nn.Module]) -> Any:
-    return kind_of(node, core(modules[str(node.target)]) if node.op == "call_module" else None)
+    return kind_of(node, _called(node, modules))
 
 
-def _told(activation: Node, modules: dict[str, nn.Module]) -> Any:
+#: A PReLU, the slope of a leaky ReLU, or bounds.
+_Told: TypeAlias = nn.Module | float | tuple[float, float]
+
+
+def _told(activation: Node, modules: dict[str, nn.Module]) -> _Told:
     """What two activations have in common if they compute the same."""
     kind = _kind(activation, modules)
     if kind is nn.PReLU:
-        return str(activation.target)
-    if kind in SLOPED:
-        return _slope(activation, modules)
-    return _bounds(activation, modules)
-
-
-def _module_of(activation: Node, modules: dict[str, nn.Module]) -> nn.Module:
-    """A module that computes ``activation``."""
-    kind = _kind(activation, modules)
-    if kind is nn.PReLU:
         return modules[str(activation.target)]
-    if kind in SLOPED:
-        return nn.LeakyReLU(_slope(activation, modules))
-    return _clamp(*_bounds(activation, modules))
+    return _slope(activation, modules) if kind in SLOPED else _bounds(activation, modules)
+
+
+def _module_of(told: _Told) -> nn.Module:
+    """A module that computes the activation."""
+    if isinstance(told, nn.Module):
+        return told
+    return nn.LeakyReLU(told) if isinstance(told, float) else _clamp(*told)
 
 
 def _slope(leaky: Node, modules: dict[str, nn.Module]) -> float:
@@ -272,7 +276,7 @@ class _Observing:
         return called and not is_unary(node, self._modules)
 
     def _module(self, node: Node) -> nn.Module | None:
-        return core(self._modules[str(node.target)]) if node.op == "call_module" else None
+        return _called(node, self._modules)
 
     def _output(self, node: Node, kind: Any, origin: str) -> nn.Module:
         """The observer of the results of ``node``."""

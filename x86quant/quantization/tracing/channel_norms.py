@@ -48,36 +48,34 @@ def spell_channel_norms(gm: GraphModule) -> None:
         affine = None if found is None else _affine(gm, node, found)
         if found is None or affine is None:
             continue
-        before = set(gm.graph.nodes)
         with gm.graph.inserting_before(affine.last):
             parameters = [
                 add_constant(gm, gm.graph, f"{affine.last.name}_{name}", value)
                 for name, value in (("weight", affine.weight), ("bias", affine.bias))
             ]
             if found.dims == (_CHANNELS,):
-                norm = _over_each_pixel(gm, found, affine.rank, parameters)
+                new = _over_each_pixel(gm, found, affine, parameters)
             else:
-                norm = gm.graph.call_function(
-                    F.group_norm, (found.source, 1, *parameters, found.eps)
-                )
-        for new in gm.graph.nodes:
-            if new not in before and new.op != "get_attr":
-                new.meta.update(affine.last.meta)
-        affine.last.replace_all_uses_with(norm)
+                arguments: Any = (found.source, 1, *parameters, found.eps)
+                new = [gm.graph.call_function(F.group_norm, arguments)]
+        for step in new:
+            step.meta.update(affine.last.meta)
+        affine.last.replace_all_uses_with(new[-1])
         changed = True
     if changed:
         gm.graph.eliminate_dead_code()
 
 
-def _over_each_pixel(gm: GraphModule, found: _Norm, rank: int, parameters: list[Node]) -> Node:
+def _over_each_pixel(
+    gm: GraphModule, found: _Norm, affine: _Affine, parameters: list[Node]
+) -> list[Node]:
+    """A layer norm between two moves."""
+    rank, channels = affine.rank, (affine.weight.numel(),)
     places = [0, *range(_CHANNELS + 1, rank), _CHANNELS]
     pixels = gm.graph.call_method("permute", (found.source, *places))
-    channels = constant(gm, parameters[0])
-    assert channels is not None
-    norm = gm.graph.call_function(
-        F.layer_norm, (pixels, (channels.numel(),), *parameters, found.eps)
-    )
-    return gm.graph.call_method("permute", (norm, 0, rank - 1, *range(1, rank - 1)))
+    norm = gm.graph.call_function(F.layer_norm, (pixels, channels, *parameters, found.eps))
+    back = gm.graph.call_method("permute", (norm, 0, rank - 1, *range(1, rank - 1)))
+    return [pixels, norm, back]
 
 
 def _name(node: Node) -> str:
@@ -130,7 +128,7 @@ def _normalized(gm: GraphModule, node: Node) -> _Norm | None:
             under = _called(scale, root)
             if under is None or len(under.args) != 1 or under.kwargs:
                 continue
-            for centred, weight in ((part, None), *_weighted(gm, part)):
+            for centred, weight in ((part, None), *_by_constant(gm, part, "mul")):
                 source = _centred(centred)
                 for spread, eps in _orders(_pair(under.args[0], "add"), "add"):
                     if source is None or not isinstance(eps, float) or eps <= 0:
@@ -140,9 +138,9 @@ def _normalized(gm: GraphModule, node: Node) -> _Norm | None:
     return None
 
 
-def _weighted(gm: GraphModule, node: object) -> list[tuple[Any, torch.Tensor]]:
-    """What ``node`` multiplies by a constant, and that."""
-    found = ((x, constant(gm, other)) for x, other in _orders(_pair(node, "mul"), "mul"))
+def _by_constant(gm: GraphModule, node: object, name: str) -> list[tuple[Any, torch.Tensor]]:
+    """The operands of ``node``, if it is a ``name`` of something and a constant tensor."""
+    found = ((x, constant(gm, other)) for x, other in _orders(_pair(node, name), name))
     return [(x, value) for x, value in found if value is not None and value.dim() > 0]
 
 
@@ -194,8 +192,7 @@ def _with_constant(
 ) -> tuple[Node | None, torch.Tensor | None]:
     """What alone reads ``node``, if it is a ``name`` with a constant, and that."""
     user = None if node is None else sole_user(node)
-    for one, other in _orders(_pair(user, name), name):
-        value = constant(gm, other)
-        if one is node and value is not None and value.dim() > 0:
+    for one, value in _by_constant(gm, user, name):
+        if one is node:
             return user, value
     return None, None
