@@ -106,7 +106,8 @@ class Loader {
     fields.mult = table(pack.at("mult"));
     if (!pack.at("bias").is_null()) fields.bias = table(pack.at("bias"));
     if (!pack.at("lut").is_null()) fields.lut = table(pack.at("lut"));
-    if (!pack.at("slopes").is_null()) fields.slopes = table(pack.at("slopes"));
+    if (file_.version() >= kFirstWithSlopes && !pack.at("slopes").is_null())
+      fields.slopes = table(pack.at("slopes"));
     fields.geometry = pack.at("geometry").integers("a geometry");
     fields.codes = pack.at("codes").integers("a code");
     fields.res_mult = pack.at("res_mult").real("a multiplier");

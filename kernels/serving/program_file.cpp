@@ -50,9 +50,11 @@ void ProgramFile::parse() {
   const size_t space = header.find(' ', magic + kMagic.size());
   if (space == std::string_view::npos || space + 1 + kDigits > header.size()) damaged("the file is damaged");
   const std::string version(header.substr(magic + kMagic.size(), space - magic - kMagic.size()));
-  if (version != std::to_string(kVersion))
+  for (int known = kOldestRead; known <= kVersion; ++known)
+    if (version == std::to_string(known)) version_ = known;
+  if (version_ == 0)
     throw Failure(X86QUANT_WRONG_VERSION, "the file has format version ", version.substr(0, 16),
-                  ", and this library reads version ", kVersion, ": export the program again");
+                  ", and this library reads versions ", kOldestRead, " to ", kVersion, ": export the program again");
   const size_t digits = kLengthBytes + space + 1;
   uint32_t crc = crc32(whole.data(), digits);
   crc = crc32("00000000", kDigits, crc);

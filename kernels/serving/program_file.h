@@ -20,12 +20,15 @@ namespace x86quant::serving {
 
 constexpr std::string_view kMagic = "x86quant-program ";
 constexpr int kVersion = 5;
+constexpr int kOldestRead = 4;       // what the first release wrote
+constexpr int kFirstWithSlopes = 5;  // layers say their slopes
 
 class ProgramFile {
  public:
   // Throws a Failure, or a Refused where the checksum is right and the content impossible.
   explicit ProgramFile(const std::string& path);
 
+  int version() const { return version_; }
   const Json& manifest() const { return manifest_; }
   size_t bytes() const { return bytes_.size(); }
   // What no other file has, whoever made it.
@@ -43,6 +46,7 @@ class ProgramFile {
   Tensor described(const Json& entry, size_t first_byte) const;
 
   runtime::WholeFile bytes_;
+  int version_ = 0;
   Json manifest_;
   std::map<std::string, Tensor> tensors_;
 };
