@@ -16,6 +16,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization.kit import equalization, smoothing
 from x86quant.quantization.kit.bias_correction import BiasCorrection
+from x86quant.quantization.kit.float_run import FloatRun
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.search import Trial, rank
 from x86quant.quantization.settings import Settings
@@ -192,7 +193,7 @@ def test_bias_correction_removes_the_mean_error():
     part.calibrate(Call((x,)))
     before = part.build()(x)
     correction = BiasCorrection(part)
-    correction.observe(Call((x,)))
+    FloatRun(part, [correction.take]).observe(Call((x,)))
     part.corrections = correction.corrections()
     after = part.build()(x)
     exact = model(x).detach()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from x86quant.quantization.kit.bias_correction import channel_sums
+from x86quant.quantization.kit.channel_sums import channel_sums
 
 LAYERS = {
     "pointwise": (nn.Conv2d(6, 4, 1), (2, 6, 5, 7)),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from x86quant import extension
-from x86quant.calling.float_convolutions import native_float_convolutions
+from x86quant.calling.float_convolutions import Panels, native_float_convolutions
 from x86quant.packing.float_panels import float_panels
 
 LAYERS = [
@@ -97,6 +97,23 @@ def test_other_threads_and_gradients_are_torchs(monkeypatch: pytest.MonkeyPatch)
     assert not calls
     assert layer.weight.grad is not None
     assert nn.Conv2d._conv_forward.__module__ == "torch.nn.modules.conv"
+
+
+def test_parameters_are_those_of_the_moment() -> None:
+    torch.manual_seed(0)
+    first, second = (nn.Conv2d(64, 64, 1) for _ in range(2))
+    second.weight = first.weight  # two layers, whose biases differ
+    x = torch.randn(2, 64, 24, 24)
+    panels = Panels()
+    with torch.no_grad():
+        for change in (0.0, 1.0, 0.0):
+            for parameter in first.parameters():
+                parameter.add_(change)
+            for layer in (first, second):
+                wanted = layer(x)
+                for _ in range(2):
+                    with native_float_convolutions(panels):
+                        torch.testing.assert_close(layer(x), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_products_that_do_not_fit_are_refused() -> None:

@@ -18,6 +18,7 @@ from x86quant.quantization.choices import Choices
 from x86quant.quantization.deciding.layers_in_float import where_float_is_cheap
 from x86quant.quantization.kit import accuracy_kit, learning
 from x86quant.quantization.kit.bias_correction import BiasCorrection
+from x86quant.quantization.kit.float_run import FloatRun
 from x86quant.quantization.kit.learning import Learned, learned
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
 from x86quant.quantization.preparing import prepare
@@ -300,7 +301,7 @@ def test_in_order_the_mean_of_each_channel_becomes_floats() -> None:
     before = off()
     measured = BiasCorrection(part)
     for call in calls:
-        measured.observe(call)
+        FloatRun(part, [measured.take]).observe(call)
     assert set(corrections_in_order(part, calls, measured.exact)) == {
         str(layer.node.target) for layer in part.layers if layer.kind.startswith("Conv")
     }

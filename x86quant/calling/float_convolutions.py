@@ -25,20 +25,52 @@ _METHOD = "_conv_forward"
 _LEAST_PRODUCTS = 1 << 20
 
 
+class Panels:
+    """Parameters of layers as they were laid out at an earlier call, if nothing wrote to them."""
+
+    def __init__(self) -> None:
+        #: By identity of the parameters, which are kept, so that no others get it.
+        self._known: dict[
+            tuple[int, ...],
+            tuple[list[torch.Tensor], list[int], tuple[torch.Tensor, torch.Tensor]],
+        ] = {}
+
+    def of(
+        self, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A convolution's weight and bias as the native loops read them."""
+        tensors = [weight, *([] if bias is None else [bias])]
+        # What is computed anew in each call, as with weight norm, is not kept.
+        kept = all(type(x) is nn.Parameter and not x.is_inference() for x in tensors)
+        key = tuple(map(id, tensors))
+        versions = [x._version for x in tensors] if kept else []
+        known = self._known.get(key) if kept else None
+        if known is not None and known[1] == versions:
+            return known[2]
+        packed = float_panels(weight.flatten(2).transpose(1, 2).flatten(1), bias)
+        if kept:
+            self._known[key] = (tensors, versions, packed)
+        return packed
+
+
 @contextlib.contextmanager
-def native_float_convolutions() -> Iterator[None]:
-    """A block in which this thread's float convolutions run natively where that is faster."""
+def native_float_convolutions(panels: Panels | None = None) -> Iterator[None]:
+    """A block in which this thread's float convolutions run natively where that is faster.
+
+    ``panels`` are what several blocks share: weights that were laid out in one before.
+    """
     if not extension_loads():
         yield
         return
-    thread = threading.get_ident()
+    thread, known = threading.get_ident(), Panels() if panels is None else panels
     before: list[Any] = [getattr(kind, _METHOD) for kind in _LAYERS]
     for kind, forward in zip(_LAYERS, before, strict=True):
 
         def native(
             layer: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, forward: Any = forward
         ) -> torch.Tensor:
-            found = _product(layer, x, weight, bias) if threading.get_ident() == thread else None
+            own = threading.get_ident() == thread
+            found = _product(layer, x, weight, bias, known) if own else None
             return forward(layer, x, weight, bias) if found is None else found
 
         setattr(kind, _METHOD, native)
@@ -50,7 +82,7 @@ def native_float_convolutions() -> Iterator[None]:
 
 
 def _product(
-    layer: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    layer: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, panels: Panels
 ) -> torch.Tensor | None:
     """The convolution as products of rows, which lie in ``x`` as they are; None if it is none."""
     tensors = [x, weight, *([] if bias is None else [bias])]
@@ -85,9 +117,9 @@ def _product(
     if rows < 1 or images * rows * weight.numel() < _LEAST_PRODUCTS:
         return None
     flat = x.flatten(2).transpose(1, 2).reshape(images, length * channels)
-    taps = weight.flatten(2).transpose(1, 2).reshape(weight.shape[0], window * channels)
+    packed, biases = panels.of(weight, bias)
     found: torch.Tensor = extension.native().float_rows(
-        flat, *float_panels(taps, bias), len(taps), rows, stride * channels
+        flat, packed, biases, len(weight), rows, stride * channels
     )
     return _shaped(found, size)
 

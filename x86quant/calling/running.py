@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.calling.call import Call, dense
-from x86quant.calling.float_convolutions import native_float_convolutions
+from x86quant.calling.float_convolutions import Panels, native_float_convolutions
 from x86quant.calling.state import HOOKS
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
@@ -150,8 +150,9 @@ def outputs(
 
     This is what ``flat`` makes of the result, if given.
     """
+    panels = Panels()
     for call in calls:
-        with torch.no_grad(), native_float_convolutions():
+        with torch.no_grad(), native_float_convolutions(panels):
             found = (flat or flat_floats)(call(model))
         yield found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -138,30 +138,35 @@ def state_kept(model: nn.Module) -> Iterator[State]:
         state.restore()
 
 
+#: What is looked into.
+_OPENED = (torch.Tensor, dict, list, tuple, set, collections.deque)
+
+
 class _ModuleState:
     """The buffers and attributes of one module."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._held = _held(module)
+        # Batch norms write to their statistics unseen: torch counts no version of them.
+        self._counted = not isinstance(module, _NormBase)
         self._contents: list[_Content] = []
+        attributes = vars(module)
         seen: set[int] = set()
-        for value in (*self._held.values(), *(vars(module)[name] for name in HOOKS)):
-            self._open(value, seen)
+        self._open(self._held.values(), seen)
+        self._open([attributes[name] for name in HOOKS], seen)
 
-    def _open(self, value: Any, seen: set[int]) -> None:
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, torch.Tensor | dict | list | set | collections.deque):
-            # Batch norms write to their statistics unseen: torch counts no version of them.
-            self._contents.append(_Content(value, counted=not isinstance(self._module, _NormBase)))
-        if isinstance(value, list | tuple | collections.deque):
-            for one in value:
-                self._open(one, seen)
-        elif isinstance(value, dict):
-            for one in value.values():
-                self._open(one, seen)
+    def _open(self, values: Iterable[Any], seen: set[int]) -> None:
+        for value in values:
+            if not isinstance(value, _OPENED) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if not isinstance(value, tuple):
+                self._contents.append(_Content(value, self._counted))
+            if isinstance(value, dict):
+                self._open(value.values(), seen)
+            elif not isinstance(value, torch.Tensor | set):
+                self._open(value, seen)
 
     def changed(self) -> bool:
         now = _held(self._module)
@@ -183,15 +188,22 @@ class _ModuleState:
 class _Content:
     """What is in one tensor or container."""
 
-    def __init__(self, value: Any, *, counted: bool) -> None:
+    __slots__ = ("_before", "_counted", "_is_tensor", "_value", "_version")
+
+    def __init__(self, value: Any, counted: bool) -> None:
         self._value, self._counted = value, counted
         self._is_tensor = isinstance(value, torch.Tensor)
         self._version = _version(value) if self._is_tensor else 0
-        with torch.no_grad():
-            self._before = value.detach().clone() if self._is_tensor else value.copy()
+        if self._is_tensor:
+            with torch.no_grad():
+                self._before = value.detach().clone()
+        else:  # most are the empty ones of hooks: a copy of these takes most of the time of all
+            self._before = value.copy() if value else ()
 
     def changed(self) -> bool:
         value, before = self._value, self._before
+        if not self._is_tensor and not before:
+            return bool(value)
         if self._is_tensor:
             seen = _version(value) != self._version
             return seen or not (self._counted or torch.equal(value, before))

@@ -83,7 +83,8 @@ class StreamingHistogramObserver(ExtremesObserver):
         if bins < 2:
             raise InvalidInputError(f"an observer needs at least 2 bins, not {bins}")
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
-        self._chosen: tuple[Any, Any] | None = None
+        #: The range chosen, and for which tensors, written to how often, and which codes.
+        self._chosen: tuple[tuple[torch.Tensor, ...], Any, Any] | None = None
         #: log2 of the bin width, and the number of the first bin: bin n holds [n, n + 1) * width.
         self.register_buffer("place", torch.zeros(2, dtype=torch.int64))
 
@@ -137,14 +138,20 @@ class StreamingHistogramObserver(ExtremesObserver):
         """Scale and zero point of the chosen range."""
         if not bool(self.counts.any()):
             raise InvalidInputError(NO_DATA)
-        # The search takes milliseconds, and a model is converted several times.
+        # The search takes milliseconds, and simulations ask for each tensor of each call.
         held = (self.counts, self.place, self.min_val, self.max_val)
+        written = [None if x.is_inference() else x._version for x in held]
         codes = (self.quant_min, self.quant_max, self.stretch)
-        key = (*(x.numpy().tobytes() for x in held), *codes)
-        if self._chosen is None or self._chosen[0] != key:
+        known = self._chosen
+        if (
+            known is None
+            or None in written
+            or any(x is not y for x, y in zip(known[0], held, strict=True))
+            or known[1] != (*written, *codes)
+        ):
             low, high = (torch.tensor(bound, dtype=torch.float32) for bound in self.range())
-            self._chosen = (key, self.qparams(low, high))
-        scale, zero_point = self._chosen[1]
+            self._chosen = known = (held, (*written, *codes), self.qparams(low, high))
+        scale, zero_point = known[2]
         return scale.clone(), zero_point.clone()
 
     def _levels(self) -> int:

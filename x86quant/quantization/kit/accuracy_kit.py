@@ -28,6 +28,7 @@ from x86quant.observing.activations import ObserverName
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.kit import equalization, smoothing
 from x86quant.quantization.kit.bias_correction import BiasCorrection
+from x86quant.quantization.kit.float_run import FloatRun, Onlooker
 from x86quant.quantization.kit.halves import Halves
 from x86quant.quantization.kit.learning import Learned, learned
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
@@ -233,6 +234,7 @@ class Calibrated:
         halves: calls to fit to, and to judge by.
         settings: what the user wants.
         level: signal to noise on a few calls not seen, if the last step has looked.
+        biases: what tells how far biases are off, once it has seen a run in float.
     """
 
     exact: FloatResults
@@ -240,6 +242,7 @@ class Calibrated:
     halves: Halves
     settings: Settings
     level: float | None = None
+    biases: Mapping[StaticPart, BiasCorrection] | None = None
 
     @property
     def can_judge(self) -> bool:
@@ -268,6 +271,10 @@ class Calibrated:
         """Give each of ``observers`` what its part is given on the calls seen."""
         feed_parts(self.exact.model, self.halves.seen, observers)
 
+    def look(self, onlookers: Mapping[StaticPart, Sequence[Onlooker]]) -> None:
+        """Let ``onlookers`` look at the layers of their parts, in float, on the calls seen."""
+        self.show({part: FloatRun(part, some).observe for part, some in onlookers.items()})
+
 
 def feed_back(calibrated: Calibrated) -> None:
     """Let weights make up for each other's rounding, where that helps on calls not seen."""
@@ -276,7 +283,13 @@ def feed_back(calibrated: Calibrated) -> None:
         return
     shown = len(calibrated.halves.seen)
     seen = {part: WeightFeedback(part, shown) for part in calibrated.parts}
-    calibrated.show({part: one.observe for part, one in seen.items()})
+    onlookers: dict[StaticPart, tuple[Onlooker, ...]]
+    onlookers = {part: (one.take,) for part, one in seen.items()}
+    if settings.bias_correction is not False:  # of whatever weights there are then: one run does
+        calibrated.biases = {part: BiasCorrection(part) for part in calibrated.parts}
+        for part, other in calibrated.biases.items():
+            onlookers[part] += (other.take,)
+    calibrated.look(onlookers)
     before = calibrated.judged_by_some()
     changed = {part: part.replace_weights(one.rounded()) for part, one in seen.items()}
     after = calibrated.judged_by_some()
@@ -299,8 +312,10 @@ def correct_biases(calibrated: Calibrated) -> None:
         settings.bias_correction == "auto" and settings.effort != "fast" and calibrated.can_judge
     )
     ways = _CORRECTIONS if judged else _CORRECTIONS[:1]
-    measured = {part: BiasCorrection(part) for part in parts}
-    calibrated.show({part: one.observe for part, one in measured.items()})
+    measured = calibrated.biases
+    if measured is None:
+        measured = {part: BiasCorrection(part) for part in parts}
+        calibrated.look({part: (one.take,) for part, one in measured.items()})
     found: list[tuple[_Corrections, float]] = []
     for way in (None, *ways) if judged else ways:
         none: _Corrections = {part: {} for part in parts}

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from x86quant.calling.call import Call
 from x86quant.calling.float_convolutions import native_float_convolutions
-from x86quant.quantization.kit.bias_correction import Sums, channel_sums
+from x86quant.quantization.kit.channel_sums import Sums, channel_sums
 from x86quant.quantization.kit.simulation import Simulation, rounded_copy
 from x86quant.quantization.static.static_part import StaticPart, is_weighted
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.fx import Interpreter, Node
+from torch.fx import Node
 
-from x86quant.calling.call import Call
 from x86quant.lowering.rounded import Int8Weight, RoundedLayer
 from x86quant.quantization.kit.simulation import fake_activation
 from x86quant.quantization.static.conversion import product_names
@@ -66,12 +65,6 @@ class WeightFeedback:
                 }
                 self._layers[node.name] = _Layer(node, module, squares)
         self._share = min(1.0, _CALLS / max(calls_shown, 1))
-        self._interpreter = _Watched(part, self._take)
-
-    def observe(self, call: Call) -> None:
-        """Look at one batch of the part's inputs."""
-        with torch.no_grad():
-            self._interpreter.run(*call.args)
 
     def rounded(self) -> dict[nn.Module, Rounded]:
         """Each layer with the codes chosen for it; without those that were given infinities."""
@@ -92,7 +85,8 @@ class WeightFeedback:
                 found[one.module] = RoundedLayer(one.module, weight, one.module.bias)
         return found
 
-    def _take(self, node: Node, given: Sequence[Any], result: Any) -> None:
+    def take(self, node: Node, given: Sequence[Any], result: Any) -> None:
+        """Look at what the layer of ``node`` is given in float."""
         layer = self._layers.get(node.name)
         if layer is None or not given[0].numel():
             return
@@ -225,17 +219,3 @@ def _spread(squares: torch.Tensor) -> torch.Tensor:
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
     factor: torch.Tensor = torch.linalg.cholesky(inverse, upper=True)
     return factor.float()
-
-
-class _Watched(Interpreter):
-    """The part in float, whose observers are left alone."""
-
-    def __init__(self, part: StaticPart, take: Callable[[Node, Sequence[Any], Any], None]) -> None:
-        super().__init__(part.prepared, graph=part.float_graph)
-        self._take = take
-
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        if n.op == "call_module":
-            self._take(n, self.fetch_args_kwargs_from_env(n)[0], result)
-        return result
