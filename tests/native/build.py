@@ -86,7 +86,11 @@ def _compile(source: Path, directory: Path, flags: Sequence[str]) -> Path:
     key = hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]
     target = directory / f"{source.parent.name}-{source.stem}-{key}.o"
     if not _is_fresh(target):
-        subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
+        # Moved into place: another process may compile the same, or link what is there.
+        aside = target.with_suffix(f".{os.getpid()}.o")
+        subprocess.run([*command, "-c", str(source), "-o", str(aside)], check=True)
+        aside.with_suffix(".d").replace(target.with_suffix(".d"))
+        aside.replace(target)
     return target
 
 

@@ -121,3 +121,19 @@ def test_every_dependency_is_told_of() -> None:
     rows = "".join(row.split("|")[1] for row in told.split("\n") if row.startswith("|"))
     assert needed >= {"torch", "orjson"}
     assert needed == needed & set(re.findall(r"[\w-]+", rows))
+
+
+def test_the_page_says_how_much_runs_each_time() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "security.md").read_text().splitlines()
+    run = (root / ".ci" / "run").read_text()
+    for command, option, every in (
+        ("benchmarks.fuzz_readers", "--count", (1,)),
+        ("tools.sanitize_serving --kinds", "--seeds", (1, 10)),  # of each form a tenth
+        ("tests.native.sanitize", "--seeds", (1,)),
+    ):
+        module = command.partition(" ")[0]
+        (count,) = re.findall(rf"-m {re.escape(module)} .*{option} (\d+)", run)
+        (line,) = (x for x in page if x.endswith(f"`python -m {command}` |"))
+        told = [int(number.replace(",", "")) for number in re.findall(r"\b\d[\d,]*\b", line)]
+        assert told == [int(count) // share for share in every], line
