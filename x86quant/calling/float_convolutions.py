@@ -100,7 +100,7 @@ def _product(
         return None
     if kernel == [1] * len(kernel) and set(layer.stride) == {1}:
         rows, images, size = x.shape[2:].numel(), x.shape[0], list(x.shape[2:])
-        length, window = rows, 1
+        length = rows
     elif any(d != 1 for d in layer.dilation):
         return None
     elif not spatial or (spatial[0] == kernel[0] == 1 and layer.stride[0] == 1):

@@ -197,16 +197,16 @@ class _Content:
         if self._is_tensor:
             with torch.no_grad():
                 self._before = value.detach().clone()
-        else:  # most are the empty ones of hooks: a copy of these takes most of the time of all
+        else:  # most are the empty ones of hooks, which need no copy
             self._before = value.copy() if value else ()
 
     def changed(self) -> bool:
         value, before = self._value, self._before
-        if not self._is_tensor and not before:
-            return bool(value)
         if self._is_tensor:
             seen = _version(value) != self._version
             return seen or not (self._counted or torch.equal(value, before))
+        if not before:
+            return bool(value)
         if isinstance(value, set):
             return bool(value != before)
         if isinstance(value, dict):
