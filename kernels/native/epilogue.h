@@ -68,8 +68,8 @@ struct Epilogue {
 
   // sums: 4 vectors, of 4 / VECS pixels.
   template <int VECS>
-  __attribute__((always_inline)) void apply(I sums[4], const Channels<VECS>& c, uint8_t* out, int64_t stride,
-                                            const uint8_t* res, int64_t res_stride, int pixels, int count) const {
+  XQ_INLINE void apply(I sums[4], const Channels<VECS>& c, uint8_t* out, int64_t stride, const uint8_t* res,
+                       int64_t res_stride, int pixels, int count) const {
     I r[4];
     if (res) V::widen(V::template pixels_woven<VECS>(V::template load_pixels<VECS>(res, res_stride, pixels, count)), r);
     for (int i = 0; i < 4; ++i) {

@@ -53,7 +53,7 @@ def _float_steps(part: CompiledModule) -> int:
 @pytest.mark.filterwarnings("ignore")
 def test_any_layer() -> None:
     seen = 0
-    for seed in range(100):
+    for seed in range(60):
         model, x = _layers(seed)
         made = x86quant.quantize(
             model, [(x,)], progress=False, speed_check=False, effort="fast", float_layers=["1"]
@@ -67,7 +67,7 @@ def test_any_layer() -> None:
             close = torch.isclose(found, wanted, rtol=1e-4, atol=1e-4)
             assert close.float().mean() > 0.98, seed
             assert (found - wanted).abs().max() <= 0.05 * wanted.abs().max() + 1e-4, seed
-    assert seen >= 75
+    assert seen >= 45
 
 
 class _Spelled(nn.Module):

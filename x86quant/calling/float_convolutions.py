@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from x86quant import extension
+from x86quant.lowering.tensor_memory import SeenTensors
 from x86quant.packing.float_panels import float_panels
 from x86quant.packing.linear_dynamic import extension_loads
 
@@ -29,10 +30,9 @@ class Panels:
     """Parameters of layers as they were laid out at an earlier call, if nothing wrote to them."""
 
     def __init__(self) -> None:
-        #: By identity of the parameters, which are kept, so that no others get it.
+        #: By identity of the parameters.
         self._known: dict[
-            tuple[int, ...],
-            tuple[list[torch.Tensor], list[int], tuple[torch.Tensor, torch.Tensor]],
+            tuple[int, ...], tuple[SeenTensors, tuple[torch.Tensor, torch.Tensor]]
         ] = {}
 
     def of(
@@ -41,15 +41,14 @@ class Panels:
         """A convolution's weight and bias as the native loops read them."""
         tensors = [weight, *([] if bias is None else [bias])]
         # What is computed anew in each call, as with weight norm, is not kept.
-        kept = all(type(x) is nn.Parameter and not x.is_inference() for x in tensors)
+        kept = all(type(x) is nn.Parameter for x in tensors)
         key = tuple(map(id, tensors))
-        versions = [x._version for x in tensors] if kept else []
         known = self._known.get(key) if kept else None
-        if known is not None and known[1] == versions:
-            return known[2]
+        if known is not None and known[0].still_are(tensors):
+            return known[1]
         packed = float_panels(weight.flatten(2).transpose(1, 2).flatten(1), bias)
         if kept:
-            self._known[key] = (tensors, versions, packed)
+            self._known[key] = (SeenTensors(tensors), packed)
         return packed
 
 

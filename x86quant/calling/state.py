@@ -16,6 +16,7 @@ from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.baked import TORCHS_OWN
 from x86quant.dynamic import Int8Linear
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.lowering.tensor_memory import version_of
 
 _M = TypeVar("_M", bound=nn.Module)
 _Result = TypeVar("_Result")
@@ -193,7 +194,7 @@ class _Content:
     def __init__(self, value: Any, counted: bool) -> None:
         self._value, self._counted = value, counted
         self._is_tensor = isinstance(value, torch.Tensor)
-        self._version = _version(value) if self._is_tensor else 0
+        self._version = version_of(value) if self._is_tensor else 0
         if self._is_tensor:
             with torch.no_grad():
                 self._before = value.detach().clone()
@@ -203,7 +204,7 @@ class _Content:
     def changed(self) -> bool:
         value, before = self._value, self._before
         if self._is_tensor:
-            seen = _version(value) != self._version
+            seen = version_of(value) != self._version
             return seen or not (self._counted or torch.equal(value, before))
         if not before:
             return bool(value)
@@ -225,7 +226,7 @@ class _Content:
                     value.copy_(before)
                 else:
                     value.set_(before)
-            self._version = _version(value)
+            self._version = version_of(value)
             return
         value.clear()
         value.extend(before) if isinstance(value, list | collections.deque) else value.update(
@@ -246,7 +247,3 @@ def _same(before: Any, now: Any) -> bool:
         return True
     plain = isinstance(before, bool | int | float | str | bytes | torch.Size)
     return plain and type(before) is type(now) and bool(before == now)
-
-
-def _version(x: torch.Tensor) -> int:
-    return 0 if x.is_inference() else x._version

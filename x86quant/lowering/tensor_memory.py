@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -35,6 +37,26 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 def version_of(x: torch.Tensor) -> int:
     """How often ``x`` was written, as far as torch counts it."""
     return 0 if x.is_inference() else x._version
+
+
+class SeenTensors:
+    """Tensors as they are now; whether later ones are these, with nothing written to them since."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._tensors = tuple(tensors)  # kept, so that no others get their identity
+        self._versions = tuple(map(version_of, self._tensors))
+        #: Writes to tensors made in inference mode are not counted.
+        self._counted = not any(x.is_inference() for x in self._tensors)
+
+    def still_are(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether ``tensors`` are those that were seen, as they were."""
+        now = tuple(tensors)
+        these = len(now) == len(self._tensors) and all(map(operator.is_, now, self._tensors))
+        return these and self.are_unwritten()
+
+    def are_unwritten(self) -> bool:
+        """Whether nothing was written to them since."""
+        return self._counted and tuple(map(version_of, self._tensors)) == self._versions
 
 
 def storage_of(x: torch.Tensor) -> int:

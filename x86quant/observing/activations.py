@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from x86quant.errors import InvalidInputError
+from x86quant.lowering.tensor_memory import SeenTensors
 from x86quant.observing.native_floats import counted, in_memory_order
 from x86quant.observing.observer import NO_DATA, RangeObserver, scale_of
 
@@ -83,8 +84,8 @@ class StreamingHistogramObserver(ExtremesObserver):
         if bins < 2:
             raise InvalidInputError(f"an observer needs at least 2 bins, not {bins}")
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
-        #: The range chosen, and for which tensors, written to how often, and which codes.
-        self._chosen: tuple[tuple[torch.Tensor, ...], Any, Any] | None = None
+        #: What was chosen, and for which tensors and codes.
+        self._chosen: tuple[SeenTensors, Any, Any] | None = None
         #: log2 of the bin width, and the number of the first bin: bin n holds [n, n + 1) * width.
         self.register_buffer("place", torch.zeros(2, dtype=torch.int64))
 
@@ -140,17 +141,11 @@ class StreamingHistogramObserver(ExtremesObserver):
             raise InvalidInputError(NO_DATA)
         # The search takes milliseconds, and simulations ask for each tensor of each call.
         held = (self.counts, self.place, self.min_val, self.max_val)
-        written = [None if x.is_inference() else x._version for x in held]
         codes = (self.quant_min, self.quant_max, self.stretch)
         known = self._chosen
-        if (
-            known is None
-            or None in written
-            or any(x is not y for x, y in zip(known[0], held, strict=True))
-            or known[1] != (*written, *codes)
-        ):
+        if known is None or known[1] != codes or not known[0].still_are(held):
             low, high = (torch.tensor(bound, dtype=torch.float32) for bound in self.range())
-            self._chosen = known = (held, (*written, *codes), self.qparams(low, high))
+            self._chosen = known = (SeenTensors(held), codes, self.qparams(low, high))
         scale, zero_point = known[2]
         return scale.clone(), zero_point.clone()
 

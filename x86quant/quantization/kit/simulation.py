@@ -9,17 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Interpreter, Node
-from torch.utils._pytree import tree_leaves
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
 from x86quant.compiled import CompiledModule
 from x86quant.lowering.float_forms import recurrent_graph
 from x86quant.lowering.rounded import FusedLayer
+from x86quant.lowering.tensor_memory import SeenTensors, tensors_of
 from x86quant.observing.native_floats import rounded
 from x86quant.quantization.static.conversion import rounded_recurrent
 from x86quant.quantization.static.static_part import Chosen, StaticPart, is_weighted
 from x86quant.quantization.tracing.recurrent_layers import is_recurrent_layer
+
+#: How many forms of a recurrent layer are kept: ranges and weights change from trial to trial.
+_KEPT = 4
 
 
 def fake_activation(
@@ -99,7 +102,7 @@ class FloatValues:
 
     def __init__(self) -> None:
         self._values: dict[StaticPart, dict[str, Any] | None] = {}
-        self._written: dict[StaticPart, tuple[list[torch.Tensor], list[int]]] = {}
+        self._seen: dict[StaticPart, SeenTensors] = {}
 
     def of(self, part: StaticPart, call: Call) -> dict[str, Any] | None:
         """The values by name of node; None where they are not kept."""
@@ -107,26 +110,13 @@ class FloatValues:
             values = _Keeping(part).values_of(call) if part.path == "" else None
             self._values[part] = values
             if values is not None:
-                tensors = [x for value in values.values() for x in _tensors(value)]
-                self._written[part] = (tensors, [x._version for x in tensors])
+                self._seen[part] = SeenTensors(tensors_of(list(values.values())))
         return self._values[part]
 
     def check(self, part: StaticPart) -> None:
         """Forget values that a run wrote to."""
-        tensors, versions = self._written[part]
-        if versions != [x._version for x in tensors]:
+        if not self._seen[part].are_unwritten():
             del self._values[part]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
-
-
-def _version(value: Any) -> tuple[int, ...]:
-    """How often each tensor was written to."""
-    return tuple(-1 if x.is_inference() else x._version for x in _tensors(value))
 
 
 class SimulatedPart(nn.Module):
@@ -176,7 +166,6 @@ class Simulation(Interpreter):
         # torch looks through all modules to make one; a layer alone takes not much longer to run.
         self.__dict__.update(vars(part.interpreter))
         self._part, self._on, self._chosen = part, on, chosen
-        self._recurrent: dict[str, CompiledModule] = {}
         in_float = [layer.name for layer in part.layers if layer.node.name not in on]
         self._corrections = part.corrections_with(in_float)
 
@@ -226,9 +215,7 @@ class Simulation(Interpreter):
         if is_recurrent_layer(module):
             given = dict(zip("xhc", self.fetch_args_kwargs_from_env(n)[0], strict=False))
             given = {name: value for name, value in given.items() if value is not None}
-            if n.name not in self._recurrent:
-                self._recurrent[n.name] = self._native_recurrent(node, [*given][1:])
-            return self._recurrent[n.name](**given)
+            return self._native_recurrent(node, [*given][1:])(**given)
         if not is_weighted(module):
             return super().run_node(n)
         y = self.product(node, self.rounded_input(n))
@@ -239,13 +226,19 @@ class Simulation(Interpreter):
         """The recurrent layer that ``node`` calls: in plain torch it takes most of the time."""
         module = self._part.module(node)
         around = (self._part.observer_of(node.args[0]), self._part.output_observer(node))
-        (x_scale, x_zp), (h_scale, h_zp) = (_known(x, self._chosen) for x in around)
+        of_x, of_h = (
+            (float(scale), int(zp)) for scale, zp in (_known(x, self._chosen) for x in around)
+        )
         assert module is not None
         products = self._part.rounded_products(node, module)
-        layer = rounded_recurrent(
-            module, products, (float(x_scale), int(x_zp)), (float(h_scale), int(h_zp))
-        )
-        return CompiledModule(recurrent_graph(layer, states))
+        made = self._part.native_recurrent.setdefault(node.name, [])
+        for weights, asked, known in made:
+            if weights is products and asked == (of_x, of_h, states):
+                return known
+        layer = rounded_recurrent(module, products, of_x, of_h)
+        found = CompiledModule(recurrent_graph(layer, states))
+        made[:] = [(products, (of_x, of_h, states), found), *made[: _KEPT - 1]]
+        return found
 
     def rounded_input(self, n: Node) -> torch.Tensor:
         """What the convolution or linear that ``n`` calls gets, as its codes say it."""
@@ -270,17 +263,17 @@ class _Keeping(Simulation):
     def __init__(self, part: StaticPart) -> None:
         super().__init__(part, set(), None)
         self._found: dict[str, Any] = {}
-        self._written: dict[str, tuple[int, ...]] = {}
+        self._seen: list[SeenTensors] = []
 
     def values_of(self, call: Call) -> dict[str, Any] | None:
         """The values by name; None where a node writes to another's, or may unseen."""
         with torch.no_grad():
             self.run(*call.args)
-        clean = self._written == {name: _version(value) for name, value in self._found.items()}
-        return self._found if clean and not any(-1 in x for x in self._written.values()) else None
+        return self._found if all(x.are_unwritten() for x in self._seen) else None
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         if n.op != "output":
-            self._found[n.name], self._written[n.name] = value, _version(value)
+            self._found[n.name] = value
+            self._seen.append(SeenTensors(tensors_of(value)))
         return value

@@ -141,6 +141,8 @@ class StaticPart:
         in_float: the names of the steps that have no codes.
         ranges: how its ranges are chosen.
         attributes: modules and tensors of the prepared part that simulations have met, by path.
+        native_recurrent: recurrent layers in int8 that they made, by node: the weights, the ranges
+            and states that were asked for, and what computes them.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class StaticPart:
         self.chosen_before: Chosen = {}
         self._rounded: dict[nn.Module, Rounded] = {}
         self.attributes: dict[str, Any] = {}
+        self.native_recurrent: dict[str, list[tuple[Products, Any, CompiledModule]]] = {}
         self._tail: set[str] = set()
         self._put_observers()
         if apart := self._apart():
