@@ -136,7 +136,9 @@ def main(arguments: list[str]) -> int:
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or TESTS)]
+    # Other steps of CI end before this one, which then has their core, too.
+    test = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider"]
+    test += arguments or TESTS
     return subprocess.run(test, cwd=checkout, env=environment, check=False).returncode
 
 
