@@ -46,8 +46,8 @@ def test_no_float_copy_of_a_weight_is_left(bert: Any, bert_folder: Path, fuse_bl
     shapes = {tuple(m.weight.shape) for m in bert.modules() if isinstance(m, nn.Linear)}
     tables = [m.weight for m in bert.modules() if isinstance(m, nn.Embedding)]
     # Asked of its type: what stands for an object that is gone has no other answer than an error.
-    there = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
-    before = {*map(id, there)}  # which nothing else gets while they are kept
+    # They are kept: what is freed gives its identity to what comes.
+    before = {id(x): x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)}
     model = loaded_from(bert_folder, fuse_blocks=fuse_blocks)
     assert ("forward" in vars(model)) is fuse_blocks
     gc.collect()
@@ -159,8 +159,8 @@ def test_only_the_table_is_left_of_a_tied_weight(
     float_model, _ = tied_models["t5"]
     float_model.save_pretrained(tmp_path)
     shape = float_model.lm_head.weight.shape
-    there = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
-    before = {*map(id, there)}  # which nothing else gets while they are kept
+    # They are kept: what is freed gives its identity to what comes.
+    before = {id(x): x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)}
     model = loaded_from(tmp_path, "T5ForConditionalGeneration")
     gc.collect()
     tables = [

@@ -237,7 +237,8 @@ class Simulation(Interpreter):
                 return known
         layer = rounded_recurrent(module, products, of_x, of_h)
         found = CompiledModule(recurrent_graph(layer, states))
-        made[:] = [(products, (of_x, of_h, states), found), *made[: _KEPT - 1]]
+        made.insert(0, (products, (of_x, of_h, states), found))
+        del made[_KEPT:]
         return found
 
     def rounded_input(self, n: Node) -> torch.Tensor:
