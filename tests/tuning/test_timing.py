@@ -176,6 +176,36 @@ def test_caches_are_timed_apart_unless_operands_overflow_them() -> None:
     assert measure.copies_to_rotate(huge) == 1
 
 
+@pytest.mark.parametrize(("first", "calls"), [(0.01, None), (1.0, 1), (30.0, 0)])
+def test_a_kernel_that_takes_seconds_is_not_timed_for_each_cache(
+    monkeypatch: pytest.MonkeyPatch, first: float, calls: int | None
+) -> None:
+    now, alone = [0.0], []
+
+    class Slow(Runner):
+        def result(self) -> torch.Tensor:
+            now[0] += first
+            return super().result()
+
+        def seconds(self, calls: int, *, rotated: bool) -> float:
+            alone.append(rotated)
+            return super().seconds(calls, rotated=rotated)
+
+    def find(caller: Caller, operands: MakeOperands) -> list[Candidate]:
+        made = operands(FULL)
+        ((_, right),) = made.expected
+        slow = Candidate(caller, "slow", lambda: Slow(right, first), "ok", operands=made)
+        return [fake_candidates(caller, operands)[0], slow]
+
+    monkeypatch.setattr(measure, "perf_counter", lambda: now[0])
+    both = [case(), case(cache="rotated")]
+    found = measure.measure(both, limit=0.1, find=find)
+    for cache, factor in (("hot", 1), ("rotated", 2)):
+        median = by_kernel(found, cache=cache)["slow"].median_us
+        assert median == pytest.approx(first * 1e6 * (factor if first < 1 else 1))
+    assert len(alone) == calls if calls is not None else len(alone) > 1
+
+
 def test_threads_are_put_back() -> None:
     before = torch.get_num_threads()
     measure.measure([case(CONV.replace(threads=2))], limit=0.01, find=fake_candidates)

@@ -33,6 +33,8 @@ _USUAL_L2 = 2 * 2**20
 # A call this much slower than the quickest checked one was timed enough, if it is too long for a
 # stall.
 _HOPELESS = 8
+# Seconds that no kernel needs to lay out weights: what takes longer in its first call always does.
+_LAYS_OUT = 4.0
 
 # In force while candidates are packed. Overrides name the kernels, so rules decide nothing; but
 # those of a real table would be looked through for every number of rows.
@@ -69,12 +71,14 @@ def measure(
     with _threads(spec.threads), use_rules(_NO_RULES):
         for caller in dict.fromkeys(case.caller for case in cases):
             tried = _try_all(find(caller, operands), excluded or {}, announce)
+            settled = _hopeless(tried, caller, announce)
             timed: dict[int, dict[str, Timed]] = {}
             for case in (case for case in cases if case.caller == caller):
                 # Operands that overflow the caches by themselves are never hot: one timing is both.
                 copies = copies_to_rotate(case.spec) if case.cache == "rotated" else 1
                 if copies not in timed:
-                    timed[copies] = _time(tried, caller, copies, limit, announce)
+                    racing = [one for one in tried if one.runner and one.label not in settled]
+                    timed[copies] = settled | _time(racing, caller, copies, limit, announce)
                 found += _results(case, tried, timed[copies])
     return found
 
@@ -136,29 +140,39 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:300]
 
 
+def _hopeless(tried: Sequence[_Tried], caller: Caller, announce: Announce) -> dict[str, Timed]:
+    """Those whose calls are too long to matter, by one or two of them: wherever operands lie."""
+    right = [one for one in tried if one.runner is not None]
+    quickest = min((one.first for one in right), default=0.0)
+    settled: dict[str, Timed] = {}
+    for one in right:
+        seconds = [one.first]
+        if one.first <= max(_HOPELESS * quickest, LONGEST_STALL):
+            continue
+        if one.first <= _LAYS_OUT:  # it may have been slow for what only first calls do
+            assert one.runner is not None
+            announce(caller, one.name)
+            seconds.append(one.runner.seconds(1, rotated=False))
+            announce("", "")
+        if min(seconds) > LONGEST_STALL:
+            settled[one.label] = summary([min(seconds)])
+    return settled
+
+
 def _time(
-    tried: Sequence[_Tried], caller: Caller, copies: int, limit: float, announce: Announce
+    racing: Sequence[_Tried], caller: Caller, copies: int, limit: float, announce: Announce
 ) -> dict[str, Timed]:
     """Time what is right, on one set of operands or on ``copies`` in turn."""
-    timed: dict[str, Timed] = {}
     blocks: dict[str, Block] = {}
-    quickest = min((one.first for one in tried if one.runner is not None), default=0.0)
-    for one in tried:
-        if one.runner is None:
-            continue
+    for one in racing:
+        assert one.runner is not None
         announce(caller, one.name)
-        if one.first > max(_HOPELESS * quickest, LONGEST_STALL):
-            # The checked call may have been slow for what only first calls do.
-            again = one.runner.seconds(1, rotated=False)
-            if again > LONGEST_STALL:
-                timed[one.label] = summary([min(one.first, again)])
-                continue
         one.runner.spread(copies)
         blocks[one.label] = functools.partial(
             _block, one.runner, caller, one.name, copies > 1, announce
         )
     with _no_garbage_collection():
-        timed |= settle(blocks, limit=limit)
+        timed = settle(blocks, limit=limit)
     announce("", "")
     return timed
 
