@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import x86quant
 from x86quant import extension
 from x86quant.calling.float_convolutions import Panels, native_float_convolutions
 from x86quant.packing.float_panels import float_panels
@@ -79,6 +80,28 @@ def test_other_layers_are_torchs(
         with native_float_convolutions():
             assert torch.equal(layer(x), wanted)
     assert not calls
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+@pytest.mark.parametrize(("layer", "sizes"), LAYERS, ids=str)
+def test_other_numbers_of_channels_are_refused(
+    layer: nn.Module, sizes: tuple[int, ...], more: int
+) -> None:
+    batch, channels, *spatial = sizes
+    x = torch.randn(batch, channels + more, *spatial)
+    with (
+        torch.no_grad(),
+        native_float_convolutions(),
+        pytest.raises(RuntimeError, match="channels"),
+    ):
+        layer(x)
+
+
+def test_models_of_products_alone_are_quantized() -> None:
+    """Inputs with another number of channels are tried, and must be seen to be none."""
+    model = nn.Sequential(nn.Conv2d(96, 96, 1), nn.ReLU(), nn.Conv2d(96, 8, 1)).eval()
+    x = torch.randn(1, 96, 112, 112, generator=torch.Generator().manual_seed(0))
+    assert x86quant.quantize(model, [(x,)], progress=False)(x).shape == (1, 8, 112, 112)
 
 
 def test_other_threads_and_gradients_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def _product(
         return None
     *spatial, length = x.shape[2:]
     kernel, stride = list(weight.shape[2:]), layer.stride[-1]
-    if not x.numel():
+    if not x.numel() or x.shape[1] != weight.shape[1]:  # torch says what does not fit
         return None
     if kernel == [1] * len(kernel) and set(layer.stride) == {1}:
         rows, images, size = x.shape[2:].numel(), x.shape[0], list(x.shape[2:])
