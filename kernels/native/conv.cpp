@@ -182,6 +182,7 @@ size_t xq_conv_scratch(const xq_conv_call* asked) {
   const Packed& p = *static_cast<const Packed*>(call->packed);
   if (p.algo == XQ_ALGO_REFERENCE) return 0;
   if (p.algo == XQ_ALGO_DEPTHWISE) {
+    if (p.depthwise.by_taps) return 0;
     const int64_t columns = depthwise_strip_columns(p, depthwise_tile(p, call->out.w));
     return static_cast<size_t>(columns * depthwise_column(p) + 4 * kAlign);
   }

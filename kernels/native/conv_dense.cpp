@@ -76,12 +76,19 @@ int64_t bytes_product(std::initializer_list<int64_t> sizes) {
   return bytes;
 }
 
+// `t` with its pixels as far apart as on the first axis that has several: what a single one's axis says means nothing.
+xq_tensor with_pixels_apart(xq_tensor t) {
+  if (t.w == 1) t.stride_w = t.h > 1 ? t.stride_h : t.d > 1 ? t.stride_d : t.n > 1 ? t.stride_n : t.stride_w;
+  return t;
+}
+
 struct Shape {
   const xq_conv_call& call;
   const Packed& p;
-  const xq_tensor &in, &out;
+  const xq_tensor in, out, res;
   explicit Shape(const xq_conv_call& c)
-      : call(c), p(*static_cast<const Packed*>(c.packed)), in(c.in), out(c.out) {}
+      : call(c), p(*static_cast<const Packed*>(c.packed)), in(with_pixels_apart(c.in)), out(with_pixels_apart(c.out)),
+        res(with_pixels_apart(c.residual)) {}
   int64_t rows() const { return out.n * out.d * out.h; }
   int64_t pixels() const { return rows() * out.w; }
 };
@@ -224,8 +231,7 @@ DenseTask task_at(const Shape& s, int64_t n, int64_t d, int64_t h) {
   t.out = place(s.out), t.out_pixel = s.out.stride_w, t.out_row = s.out.stride_h;
   t.out_segment = s.out.stride_n;
   if (!s.p.residual) return t;
-  const xq_tensor& r = s.call.residual;
-  t.res = place(r), t.res_pixel = r.stride_w, t.res_row = r.stride_h, t.res_segment = r.stride_n;
+  t.res = place(s.res), t.res_pixel = s.res.stride_w, t.res_row = s.res.stride_h, t.res_segment = s.res.stride_n;
   return t;
 }
 
@@ -298,7 +304,7 @@ void run_apart(const Shape& s, DenseTask t, const uint8_t* a, int64_t rows, uint
 }
 
 bool whole_flat(const Shape& s) {
-  return is_flat(s.in) && is_flat(s.out) && (!s.p.residual || is_flat(s.call.residual));
+  return is_flat(s.in) && is_flat(s.out) && (!s.p.residual || is_flat(s.res));
 }
 
 void direct_range(const Shape& s, int64_t begin, int64_t end, int32_t b0, int32_t b1, uint8_t* scratch) {

@@ -167,10 +167,7 @@ void layout_grouped(Layout& l) {
 
 void layout_depthwise(Layout& l) {
   plan_depthwise(l.head);
-  const DepthwisePlan& d = l.head.depthwise;
-  const Geometry& g = l.head.geo;
-  const int64_t channels = l.head.conv.out_channels;
-  const int64_t quads = int64_t{d.rows} * g.kernel[0] * d.quads * g.kernel[2] * depthwise_halves(l.head.isa);
+  const int64_t channels = l.head.conv.out_channels, quads = depthwise_weights(l.head);
   for (int64_t c = 0; c < channels;) {
     const int64_t left = channels - c, lanes = l.head.lanes;
     // A block of 4 vectors is worth its empty lanes once 3 of the 4 are used.

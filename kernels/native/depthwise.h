@@ -5,6 +5,7 @@
 // even and odd ones apart: see xq::depthwise_halves.
 #pragma once
 
+#include "depthwise_taps.h"
 #include "epilogue.h"
 
 namespace {
@@ -186,6 +187,8 @@ void depthwise_slices(const xq::DepthwiseTask& t) {
 
 template <class V>
 void depthwise(const xq::DepthwiseTask& t) {
+  if constexpr (V::kWideStrips)
+    if (t.packed->depthwise.by_taps) return depthwise_taps<V>(t);
   t.packed->geo.kernel[0] > 1 ? depthwise_slices<V, true>(t) : depthwise_slices<V, false>(t);
 }
 

@@ -13,7 +13,7 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x5851380a;
+constexpr uint32_t kMagic = 0x5851380b;
 constexpr int64_t kAlign = 64;
 constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
 constexpr int64_t kMostGroups = 2048;  // of weights with scales for groups of input features: see groups.h
@@ -57,10 +57,14 @@ enum DenseMode : int32_t {
   kIm2col = 2,   // reads rows of all taps: few input channels
 };
 
-// Depthwise: `rows` output rows share `quads` groups of 4 input rows of each slice.
+// Depthwise: `rows` output rows share `quads` groups of 4 input rows of each slice. Where `by_taps`, the groups are of 4
+// taps of a pixel instead.
 struct DepthwisePlan {
-  int32_t rows, quads;
+  int32_t rows, quads, by_taps;
 };
+
+// Taps of a pixel that are multiplied as they lie: two quads, and one that is alone.
+constexpr int kNineTaps = 9;
 
 // The deepest kernel whose slices' strips are kept beside each other.
 constexpr int kMostSlices = 16;
@@ -336,6 +340,12 @@ static inline int64_t strip_bytes(const Packed& p) { return p.caches.l1 * 5 / 12
 // 16 bits, the even ones in the first and the odd ones in the second, rather than widened at each product. With
 // longer vectors storing twice as many bytes takes as long as it saves.
 static inline int depthwise_halves(int isa) { return isa == XQ_ISA_AVX2 ? 2 : 1; }
+
+// Quads of weights of each vector of channels, or their halves.
+static inline int64_t depthwise_weights(const Packed& p) {
+  const int64_t strips = int64_t{p.depthwise.rows} * p.geo.kernel[0] * p.geo.kernel[2];
+  return (p.depthwise.by_taps ? 1 : strips) * p.depthwise.quads * depthwise_halves(p.isa);
+}
 
 // Bytes of a column of all strips that an output row needs.
 static inline int64_t depthwise_column(const Packed& p) {

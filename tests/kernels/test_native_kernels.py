@@ -29,6 +29,7 @@ KINDS = (
     "pointwise",
     "depthwise",
     "deep_depthwise",
+    "nine_taps",
     "grouped",
     "spatial3d",
     "transposed",
@@ -104,6 +105,14 @@ class Case:
         self.stride = (self.upto(3), self.upto(3), self.upto(2))
         self.dilation = (self.upto(3), self.upto(2), self.upto(2))
         self.size = (self.upto(self.upto(40)), self.upto(9), self.upto(14))
+
+    def as_nine_taps(self) -> None:
+        """What AVX2 multiplies without strips, and what is like it."""
+        self.groups = self.cin = self.cout = 1 + self.upto(150)
+        height, width = self.rng.choice([[3, 3], [3, 3], [1, 9], [9, 1]])
+        self.kernel = (1, int(height), int(width))
+        self.stride = (self.upto(2), self.upto(3), self.upto(3))
+        self.size = (self.upto(3), self.upto(17), self.upto(60))
 
     def as_grouped(self) -> None:
         each = int(self.rng.choice([1, 2, 3, 4, 4, 5, 8, 8, 16, 32]))
@@ -475,6 +484,33 @@ def test_a_residual_may_be_the_output_itself(lib: capi.Library, isa: str) -> Non
     lib.conv(lib.pack(spec, isa), x, apart, residual)
     lib.conv(lib.pack(spec, isa), x, residual, residual)
     np.testing.assert_array_equal(residual, apart)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("height", [1, 5])
+def test_strides_of_axes_of_one_pixel_mean_nothing(
+    lib: capi.Library, isa: str, height: int
+) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-128, 128, (70, 40, 1, 1, 1)).astype(np.int8)
+    mult = np.full(70, 1e-3, np.float32)
+    packed = lib.pack(capi.ConvSpec(weight, mult, in_zp=3, residual=True, res_mult=0.5), isa)
+    x = rng.integers(0, 256, (9, 1, height, 1, 40)).astype(np.uint8)
+    residual = rng.integers(0, 256, (9, 1, height, 1, 70)).astype(np.uint8)
+    expected = np.zeros_like(residual)
+    lib.conv(packed, x, expected, residual)
+    single = [axis for axis in range(4) if x.shape[axis] == 1]
+    for stride in (1, 40, 1 << 40):
+        actual = np.zeros_like(residual)
+        tensors = [capi.Tensor.of(t) for t in (x, actual, residual)]
+        for tensor in tensors:
+            for axis in single:
+                setattr(tensor, ("stride_n", "stride_d", "stride_h", "stride_w")[axis], stride)
+        call = capi.ConvCall(packed.ctypes.data, *tensors, 1)
+        scratch = capi.aligned(lib.lib.xq_conv_scratch(ctypes.byref(call)))
+        items = lib.lib.xq_conv_items(ctypes.byref(call))
+        lib.lib.xq_conv_run(ctypes.byref(call), 0, items, scratch.ctypes.data)
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -66,6 +66,10 @@ xq_conv random_conv(Random& r) {
     c.dilation[i] = deep ? r.upto(2) : 1;
     c.padding[i] = r.upto(c.kernel[i]) - 1;
   }
+  if (depthwise && r.one_in(3)) {  // what is not woven into strips without VNNI
+    c.kernel[0] = 1, c.padding[0] = 0;
+    for (int i = 1; i < 3; ++i) c.kernel[i] = 3, c.padding[i] = r.upto(3) - 1;
+  }
   c.transposed = r.one_in(4);
   if (c.transposed && r.one_in(2))  // axes along which only the output padding makes a difference
     for (int i = 0; i < 3; ++i) c.kernel[i] = 1, c.padding[i] = 0, c.stride[i] = r.one_in(2) ? 1 : c.stride[i];
