@@ -82,8 +82,11 @@ def test_packed_weights_are_what_runs(branches: nn.Module, file: Path, tmp_path:
     assert not are_same(Served(file, cache=cache)(x), branches(x))
 
 
-#: How packed weights begin: xq::kMagic.
-_HEAD = (0x5851380A).to_bytes(4, "little")
+_INTERNAL = Path(__file__).parents[2] / "kernels" / "native" / "internal.h"
+#: How packed weights begin.
+_HEAD = int(_INTERNAL.read_text().partition("kMagic = ")[2].partition(";")[0], 0).to_bytes(
+    4, "little"
+)
 
 
 @pytest.mark.parametrize(
