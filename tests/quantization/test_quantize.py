@@ -500,7 +500,7 @@ def test_what_stays_in_float_is_said() -> None:
 
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), Own(8, 8), nn.LSTM(8, 8))
     notes = "\n".join(x86quant.quantize(model, None, mode="dynamic").quantization.notes)
-    assert "1 layers with weights stay in float, because its class Own has a computation" in notes
+    assert "1 layer stays in float, because its class Own has a computation" in notes
     assert "because with fewer than 256 units a step costs more than int8 saves: 3" in notes
 
 

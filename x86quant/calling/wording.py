@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -19,6 +19,11 @@ def listed(names: list[str], most: int = 4) -> str:
     """``names`` with commas, the first few of them."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def layers_that(verb: str, names: Collection[object]) -> str:
+    """How many ``names`` there are, and that they ``verb``: ``stay`` gives ``1 layer stays``."""
+    return f"1 layer {verb}s" if len(names) == 1 else f"{len(names)} layers {verb}"
 
 
 @contextlib.contextmanager

@@ -70,7 +70,8 @@ class Summary:
 
     def line(self) -> str:
         """The essence in one line."""
-        text = f"{self.mode} int8, {len(self.int8_layers)} layers"
+        count = len(self.int8_layers)
+        text = f"{self.mode} int8, {count} layer{'s' * (count != 1)}"
         if self.float_layers:
             text += f", {len(self.float_layers)} in float ({listed(list(self.float_layers))})"
         return text
