@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
+import pickle
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -282,6 +284,46 @@ def test_results_with_named_fields_keep_their_names() -> None:
     assert torch.equal(found.left, expected.left)
     assert torch.equal(found[1].out, expected[1].out)
     assert type(found).__name__ == "Pair"
+
+
+@dataclasses.dataclass
+class Sampled(OrderedDict[str, Any]):
+    """A result that is read by name, by key and by number: so are those of diffusers."""
+
+    sample: torch.Tensor
+    noise: torch.Tensor | None = None
+    scale: float = 2.0
+
+    def __post_init__(self) -> None:
+        self.update({k: v for k, v in vars(self).items() if v is not None})
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> Sampled:
+        return Sampled(self.last(F.silu(self.first(x))))
+
+
+def test_results_that_are_dicts_with_fields_are_those_of_one_graph() -> None:
+    batches = [torch.randn(2, 3, 12, 12) for _ in range(3)]
+    int8 = x86quant.quantize(Denoiser(), batches, progress=False, speed_check=False)
+    x = torch.randn(1, 3, 12, 12)
+    expected = int8(x)
+    assert type(expected) is Sampled
+    assert not any("cannot be one graph" in note for note in int8.quantization.notes)
+    loaded = loaded_from(to_bytes(int8, None))
+    for found in (loaded(x), pickle.loads(pickle.dumps(loaded))(x)):
+        assert type(found).__name__ == "Sampled"
+        for value in (found.sample, found["sample"], found[0], found.to_tuple()[0]):
+            assert torch.equal(value, expected.sample)
+        assert found.noise is None
+        assert (list(found), found.scale) == (["sample", "scale"], 2.0)
 
 
 class Way(enum.Enum):

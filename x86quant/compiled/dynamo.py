@@ -20,7 +20,6 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from x86quant.calling.wording import layers_that
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.traced import run_compiled
 from x86quant.errors import X86QuantWarning
@@ -71,10 +70,10 @@ def _tell(layers: Sequence[str]) -> None:
         return
     _told.add(found)
     names = ", ".join(found[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
-    stay = layers_that("stay", found)
+    what = "1 layer stays" if len(found) == 1 else f"{len(found)} layers stay"
     warnings.warn(
-        f"{stay} in float under torch.compile(backend='x86quant'): {names}; the "
-        "backend runs what is int8 already: call x86quant.quantize or x86quant.to_dynamic first",
+        f"{what} in float under torch.compile(backend='x86quant'): {names}; the backend runs what "
+        "is int8 already: call x86quant.quantize or x86quant.to_dynamic first",
         X86QuantWarning,
         stacklevel=2,
     )

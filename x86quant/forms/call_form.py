@@ -75,7 +75,8 @@ class Structure:
         # pickle looks classes up by name, and these have no place where they could be found.
         if isinstance(value, enum.Enum):
             return _of_stand_in, ("enum", kind.__name__, (value.name,), ())
-        form = "tuple" if issubclass(kind, tuple) else "dataclass"
+        form = stand_ins.form_of(kind)
+        assert form is not None
         return _of_stand_in, (form, kind.__name__, self.keys, self.parts)
 
 

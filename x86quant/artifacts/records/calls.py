@@ -7,7 +7,8 @@ dicts are spelled as arguments of nodes are, and beside them::
     {"named": ["tuple", "Pair", {...}]}             an object of a class with named fields
     {"named": ["enum", "Way", {"name": "ONE"}]}     a member of an enumeration
 
-A class is known by its name alone, and one of that name and fields is made by the reader. The kind
+A class is known by its name alone, and one of that name and fields is made by the reader; the kind
+"mapping" is a dataclass that is a dict as well, like results of diffusers. The kind
 "packed" is torch's ``PackedSequence``; for "transformers", output classes of that package are
 looked up by name, and nothing else.
 """
@@ -240,13 +241,10 @@ def _named_form(kind: Any) -> tuple[str, str] | None:
     """How a class with named fields is told of, if a file's reader can have such a one."""
     if kind is PackedSequence:
         return "packed", kind.__name__
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return "tuple", kind.__name__
-    if not hasattr(kind, "__dataclass_fields__"):
-        return None
-    if (name := _output_name(kind)) is not None:
+    form = stand_ins.form_of(kind)
+    if form == "mapping" and (name := _output_name(kind)) is not None:
         return "transformers", name
-    return None if issubclass(kind, dict) else ("dataclass", kind.__name__)
+    return None if form is None else (form, kind.__name__)
 
 
 def _output_name(kind: type) -> str | None:
@@ -329,7 +327,7 @@ def _of_class(form: str, name: str, parts: Mapping[str, Structure]) -> Structure
         if (name, fields) != (PackedSequence.__name__, PackedSequence._fields):
             raise ArtifactError(f"there is no packed sequence of the fields {', '.join(fields)}")
         return Structure(PackedSequence, fields, tuple(parts.values()))
-    if form not in ("tuple", "dataclass") or not _is_name(name):
+    if form not in ("tuple", "dataclass", "mapping") or not _is_name(name):
         raise ArtifactError(f"there is no class {name[:80]!r} of such fields")
     kind = stand_ins.fields_class(form, name, fields)
     return Structure(kind, fields, tuple(parts.values()))
