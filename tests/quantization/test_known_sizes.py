@@ -134,6 +134,30 @@ def test_rows_that_are_cut_into_areas_fix_no_rows():
         assert torch.equal(found(x), Net(forward)(x))
 
 
+def test_patches_are_cut_out_without_conditions():
+    """Torch asks whether they could be views: a dozen conditions where two such layers meet."""
+
+    class Patches(nn.Module):
+        def __init__(self, inputs: int) -> None:
+            super().__init__()
+            self.linear = nn.Conv2d(4 * inputs, 8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows, channels, height, width = x.shape
+            y = x.reshape(rows, channels, height // 2, 2, width // 2, 2).transpose(3, 4)
+            y = y.view(y.shape).permute(0, 1, 4, 5, 2, 3)
+            y = torch.reshape(y, (rows, 4 * channels, -1, width // 2))
+            return torch.cat([part * n for n, part in enumerate(self.linear(y).chunk(2, 1))], 1)
+
+    model = nn.Sequential(Patches(3), Patches(8)).eval()
+    found = by_fx(model, Call((torch.randn(2, 3, 16, 24),)))
+    assert not found.guard.conditions
+    for x in (torch.randn(2, 3, 16, 24), torch.randn(1, 3, 8, 12), torch.randn(3, 3, 20, 4)):
+        assert torch.equal(found(x), model(x))
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        found(torch.randn(2, 3, 15, 24))
+
+
 @pytest.mark.parametrize(
     ("forward", "holds", "fails"),
     [

@@ -112,7 +112,7 @@ def exported_once(
     try:
         with symbolic_config.patch(backed_size_oblivious=whole):  # type: ignore[attr-defined]
             program = _program(flat_form, example, sizes)
-            with silent(), quiet(), torch.no_grad(), _without_fake_cache():
+            with silent(), quiet(), torch.no_grad(), without_fake_cache():
                 gm = None if spell is None else _rewritten(program, example)
                 if gm is None:
                     program = functionalized(program)
@@ -141,7 +141,7 @@ def _program(
     flat_form: FlatCall, example: Sequence[torch.Tensor], sizes: Sizes
 ) -> torch.export.ExportedProgram:
     dims = sizes(example)
-    with silent(), quiet(), torch.no_grad(), _without_fake_cache():
+    with silent(), quiet(), torch.no_grad(), without_fake_cache():
         return torch.export.export(
             flat_form,
             tuple(example),
@@ -150,7 +150,7 @@ def _program(
         )
 
 
-def _without_fake_cache() -> contextlib.AbstractContextManager[None]:
+def without_fake_cache() -> contextlib.AbstractContextManager[None]:
     """Fake tensors worked out anew for each op.
 
     Free sizes make an entry of torch's cache dearer than the answer it holds: a fifth of the time.

@@ -8,6 +8,7 @@ inputs, and otherwise the sizes of inputs that it depends on are fixed, and the 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -24,11 +25,12 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     statically_known_true,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
 from torch.utils._sympy.printers import PythonPrinter
 
 from x86quant.calling.running import OpWatch
-from x86quant.capture.exported import check_sizes
+from x86quant.capture.exported import check_sizes, without_fake_cache
 from x86quant.errors import UnsupportedError
 from x86quant.forms.size_conditions import Condition, Place, holds, parse
 from x86quant.terminal.silence import silent
@@ -73,6 +75,40 @@ class _NoOtherShapes(OpWatch):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
+class _NewForReshaped(TorchFunctionMode):
+    """Gives a new tensor where another shape is asked of one.
+
+    Torch asks how that one lies in memory: with sizes that are symbols this takes a tenth of a
+    second, and what it takes for granted then limits sizes that are meant to be free.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # By name: the methods are other functions while a model is traced.
+        if getattr(func, "__name__", "") in ("reshape", "view") and not kwargs:
+            shape = _shape_for(*args)
+            if shape is not None:
+                return args[0].new_empty(shape)
+        return func(*args, **(kwargs or {}))
+
+
+def _shape_for(x: torch.Tensor, *sizes: Any) -> list[Any] | None:
+    """The shape that ``sizes`` give ``x``; None if they are no sizes, or give none."""
+    if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
+        (sizes,) = sizes
+    if not all(isinstance(size, int | torch.SymInt) for size in sizes):
+        return None
+    inferred = [i for i, size in enumerate(sizes) if type(size) is int and size == -1]
+    found = list(sizes)
+    for i in inferred:
+        known = math.prod(sizes[:i] + sizes[i + 1 :])
+        if type(known) is int and known <= 0:  # of nothing, or of two that are not given
+            return None
+        found[i] = x.numel() // known
+    return found
+
+
 class SizesAskedFor(Interpreter):
     """Runs a graph that is being traced on fake tensors.
 
@@ -95,7 +131,8 @@ class SizesAskedFor(Interpreter):
             allow_scalar_outputs=False,
             allow_dynamic_output_shape_ops=False,
         )
-        self._mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
+        with without_fake_cache():
+            self._mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
         fakes = [self._fake(x, f"x{number}") for number, x in enumerate(example)]
         self._free: dict[Place, Any] = {
             (i, d): n
@@ -185,7 +222,7 @@ class SizesAskedFor(Interpreter):
 
         With torch's decompositions in Python: those in C++ ask for numbers (``interpolate`` does).
         """
-        with enable_python_dispatcher(), silent(), self._mode, _NoOtherShapes():  # type: ignore[no-untyped-call]
+        with enable_python_dispatcher(), silent(), self._mode, _NoOtherShapes(), _NewForReshaped():  # type: ignore[no-untyped-call]
             yield
 
     def _limit_batches(self, conditions: Iterable[Condition]) -> bool:
