@@ -22,7 +22,7 @@ from x86quant.compiled.compiled_parts import compiled_parts
 from x86quant.dynamic import DynamicLSTM
 from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.hardware.cpu import cpu
-from x86quant.profiling import Profile, Roofline, measure_roofline, profiler
+from x86quant.profiling import Profile, Roofline, measure_roofline, profiler, roofline
 from x86quant.profiling.recorder import Recorder
 from x86quant.profiling.roofline import PEAK_SHAPES, MemoryLevel, using_threads
 from x86quant.profiling.run_step import RunStep
@@ -147,12 +147,22 @@ def test_it_prints_steps_kinds_and_totals(measured: Profile) -> None:
 
 
 def test_roofline_is_measured_once_for_this_isa() -> None:
-    roofline = measure_roofline(1)
-    assert roofline.isa == cpu().isa
-    assert roofline.gops > 0
-    assert [level.holds is None for level in roofline.levels][-1]
-    assert all(level.gb_per_s > 0 for level in roofline.levels)
-    assert measure_roofline(1) is roofline
+    found = measure_roofline(1)
+    assert found.isa == cpu().isa
+    assert found.gops > 0
+    assert [level.holds is None for level in found.levels][-1]
+    assert all(level.gb_per_s > 0 for level in found.levels)
+    assert measure_roofline(1) is found
+
+
+def test_what_takes_long_is_measured_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [3.0, 1.0, 2.0, *[0.0] * 37]
+    for second, calls in ((1.0, 3), (0.001, 40)):
+        clock, left = itertools.count(0.0, second), iter(times)
+        monkeypatch.setattr(roofline, "perf_counter", clock.__next__)
+        least = roofline._least(left.__next__, 40)
+        assert len(list(left)) == 40 - calls
+        assert least == min(times[:calls])
 
 
 def step_of(products: int, activations: int, weights: int, parts: int = 1) -> RunStep:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 import x86quant
+from tests.native.levels import EMULATED
 from tests.torch_threads import threads_of
 from x86quant.compiled.module import CompiledModule
 from x86quant.lowering.graph_tools import add_constant, emit, is_op
@@ -53,7 +54,8 @@ def _float_steps(part: CompiledModule) -> int:
 @pytest.mark.filterwarnings("ignore")
 def test_any_layer() -> None:
     seen = 0
-    for seed in range(60):
+    networks = 20 if EMULATED else 60  # with sanitizers each takes seconds
+    for seed in range(networks):
         model, x = _layers(seed)
         made = x86quant.quantize(
             model, [(x,)], progress=False, speed_check=False, effort="fast", float_layers=["1"]
@@ -67,7 +69,7 @@ def test_any_layer() -> None:
             close = torch.isclose(found, wanted, rtol=1e-4, atol=1e-4)
             assert close.float().mean() > 0.98, seed
             assert (found - wanted).abs().max() <= 0.05 * wanted.abs().max() + 1e-4, seed
-    assert seen >= 45
+    assert seen >= networks * 3 // 4
 
 
 class _Spelled(nn.Module):
