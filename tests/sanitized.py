@@ -38,6 +38,8 @@ from x86quant.kernels.native import toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKOUT = DEFAULT_DIRECTORY.parent / "sanitized"
+#: Whether this process is one of the tests that are run here.
+RUNNING = "libasan" in os.environ.get("LD_PRELOAD", "")
 #: What a copy of the checkout holds.
 COPIED = ("x86quant", "kernels", "rules", "tests", "benchmarks", "docs", "pyproject.toml")
 TESTS = (

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 import x86quant
-from tests.native.levels import EMULATED
+from tests import sanitized
 from tests.torch_threads import threads_of
 from x86quant.compiled.module import CompiledModule
 from x86quant.lowering.graph_tools import add_constant, emit, is_op
@@ -54,7 +54,7 @@ def _float_steps(part: CompiledModule) -> int:
 @pytest.mark.filterwarnings("ignore")
 def test_any_layer() -> None:
     seen = 0
-    networks = 20 if EMULATED else 60  # with sanitizers each takes seconds
+    networks = 20 if sanitized.RUNNING else 60  # each takes seconds there
     for seed in range(networks):
         model, x = _layers(seed)
         made = x86quant.quantize(

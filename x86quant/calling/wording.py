@@ -21,9 +21,9 @@ def listed(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + more
 
 
-def layers_that(verb: str, names: Collection[object]) -> str:
-    """How many ``names`` there are, and that they ``verb``: ``stay`` gives ``1 layer stays``."""
-    return f"1 layer {verb}s" if len(names) == 1 else f"{len(names)} layers {verb}"
+def layers_stay(names: Collection[object]) -> str:
+    """That the layers of these ``names`` stay, by their number."""
+    return "1 layer stays" if len(names) == 1 else f"{len(names)} layers stay"
 
 
 @contextlib.contextmanager

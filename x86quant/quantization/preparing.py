@@ -17,7 +17,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.differences import difference
 from x86quant.calling.running import feed_parts, run, run_drawing
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
-from x86quant.calling.wording import layers_that, listed
+from x86quant.calling.wording import layers_stay, listed
 from x86quant.capture.plain_numbers import plain_layers
 from x86quant.capture.variants import takes, variants
 from x86quant.dynamic import is_experts
@@ -407,7 +407,7 @@ def _layers(
     }
     for reason in dict.fromkeys(left.values()):
         names = [name or "the model's own" for name, why in left.items() if why == reason]
-        notes.append(f"{layers_that('stay', names)} in float, because {reason}: {listed(names)}")
+        notes.append(f"{layers_stay(names)} in float, because {reason}: {listed(names)}")
     called = _called(model, sample)
     unused, differentiated, transformed = [], [], []
     for name, module in dynamic_layers(model, scheme):

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from x86quant.calling.wording import layers_that, listed
+from x86quant.calling.wording import layers_stay, listed
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.harm import harms
 from x86quant.quantization.layer_times import float_costs
@@ -83,7 +83,7 @@ class SearchResult:
 
     def __str__(self) -> str:
         verdict = (
-            f"target met; {layers_that('stay', self.best.float_layers)} in float"
+            f"target met; {layers_stay(self.best.float_layers)} in float"
             if self.met
             else "target not met: this is the best model found"
         )
