@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import enum
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -50,3 +51,35 @@ def classy() -> tuple[nn.Module, torch.Tensor, bytes]:
     with pytest.warns(X86QuantWarning, match=r"load\(path, model=Classy"):
         data = to_bytes(quantized, (ids,))
     return quantized, ids, data
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Objects(nn.Module):
+    """Returns objects of classes of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        y = self.linear(x)
+        return Pair(y, Answer(y + 1))  # type: ignore[arg-type]
+
+
+class Way(enum.Enum):
+    ONE = 1
+    OTHER = 2
+
+
+class ByWay(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, way: Way = Way.ONE) -> torch.Tensor:
+        y = self.a(x)
+        return self.b(torch.relu(y) if way is Way.ONE else y.tanh() - 1)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import pickle
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,28 +13,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from tests.artifacts.own_classes import Answer, loaded_from
+from tests.artifacts.own_classes import ByWay, Objects, Way, loaded_from
 from x86quant.artifacts.records.calls import read_structure
 from x86quant.artifacts.writer import to_bytes
 from x86quant.compiled import GuardedModule
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantWarning
-
-
-class Pair(NamedTuple):
-    left: torch.Tensor
-    right: torch.Tensor
-
-
-class Objects(nn.Module):
-    """Returns objects of classes of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> Pair:
-        y = self.linear(x)
-        return Pair(y, Answer(y + 1))  # type: ignore[arg-type]
 
 
 def test_results_with_named_fields_keep_their_names() -> None:
@@ -85,21 +67,6 @@ def test_results_that_are_dicts_with_fields_are_those_of_one_graph() -> None:
             assert torch.equal(value, expected.sample)
         assert found.noise is None
         assert (list(found), found.scale) == (["sample", "scale"], 2.0)
-
-
-class Way(enum.Enum):
-    ONE = 1
-    OTHER = 2
-
-
-class ByWay(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor, way: Way = Way.ONE) -> torch.Tensor:
-        y = self.a(x)
-        return self.b(torch.relu(y) if way is Way.ONE else y.tanh() - 1)
 
 
 def test_members_of_enumerations_are_constants() -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import x86quant
-from tests.artifacts.test_artifact_forms import Way
+from tests.artifacts.own_classes import Way
 from tests.serving.served import Served
 from tests.written_files import FOLDER, WRITTEN, flat
 from x86quant.artifacts.writer import to_bytes

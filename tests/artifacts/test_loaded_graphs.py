@@ -15,15 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from tests.artifacts.own_classes import loaded_from
-from tests.artifacts.test_artifact_forms import (
-    ByWay,
-    Objects,
-    Way,
-    assert_same,
-    encoder,
-    guarded,
-)
+from tests.artifacts.own_classes import ByWay, Objects, Way, loaded_from
+from tests.artifacts.test_artifact_forms import assert_same, encoder, guarded
 from x86quant.artifacts.writer import to_bytes
 from x86quant.errors import InvalidInputError
 
