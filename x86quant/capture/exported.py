@@ -21,6 +21,7 @@ from x86quant.forms.call_form import CallForm, Structure, take_apart
 from x86quant.forms.guard import guard_of
 from x86quant.lowering.from_export import flat, functionalized
 from x86quant.lowering.mutation import without_mutations
+from x86quant.lowering.row_passes.one_spelling import SPELLED
 from x86quant.terminal.silence import silent
 
 aten = torch.ops.aten
@@ -113,7 +114,7 @@ def exported_once(
         with symbolic_config.patch(backed_size_oblivious=whole):  # type: ignore[attr-defined]
             program = _program(flat_form, example, sizes)
             with silent(), quiet(), torch.no_grad(), without_fake_cache():
-                gm = None if spell is None else _rewritten(program, example)
+                gm = None if whole else _rewritten(program, example, spelled=spell is not None)
                 if gm is None:
                     program = functionalized(program)
                     gm = flat(program.module(check_guards=False))
@@ -186,14 +187,16 @@ def _reads_values(module: nn.Module, form: CallForm, example: Sequence[torch.Ten
 
 
 def _rewritten(
-    program: torch.export.ExportedProgram, example: Sequence[torch.Tensor]
+    program: torch.export.ExportedProgram, example: Sequence[torch.Tensor], *, spelled: bool
 ) -> GraphModule | None:
     """The graph of ``program`` without writes in place, as :mod:`x86quant.lowering.mutation` does
-    it; None if it cannot.
+    it; None if it cannot, or if it is not to be ``spelled`` as layers and has a word that the
+    passes on rows do not know.
 
     torch's own way traces all of it again, which takes longer than the export itself.
     """
-    if not all(map(_is_simple, program.graph.nodes)):
+    nodes = program.graph.nodes
+    if not all(map(_is_simple, nodes)) or not (spelled or all(map(_is_known, nodes))):
         return None
     gm = flat(program.module(check_guards=False))
     try:
@@ -213,6 +216,23 @@ def _is_simple(node: Node) -> bool:
     if target is aten.instance_norm.default:
         return node.args[3] is None and node.args[4] is None
     return not switches
+
+
+def _is_known(node: Node) -> bool:
+    """Whether torch would leave ``node`` as it is, or the passes on rows spell it as torch does."""
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        return True
+    schema = op._schema
+    if op in SPELLED:
+        return op is not aten.dropout.default or node.args[2:] == (False,)
+    shares = any(x.alias_info is not None for x in (*schema.arguments, *schema.returns))
+    return not schema.is_mutable and not (shares and _is_composite(op))
+
+
+def _is_composite(op: torch._ops.OpOverload) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch._C._dispatch_has_kernel_for_dispatch_key(str(op.name()), key)  # type: ignore[no-untyped-call]
 
 
 def two_rows(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:

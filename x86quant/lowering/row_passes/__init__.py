@@ -16,6 +16,7 @@ from x86quant.lowering.row_passes.eager_attention import (
 from x86quant.lowering.row_passes.known import drop_identities, fold_known_values
 from x86quant.lowering.row_passes.masks import merge_masks, simplify_masks
 from x86quant.lowering.row_passes.moved_rows import join_rows, move_rows_as_codes
+from x86quant.lowering.row_passes.one_spelling import spell_alike
 from x86quant.lowering.row_passes.padding import leave_out_padding
 from x86quant.lowering.row_passes.row_activations import (
     fold_sigmoid_gates,
@@ -34,6 +35,7 @@ from x86quant.lowering.row_passes.row_rotation import recognise_rotation
 
 #: Each pass relies on those above it.
 ROW_PASSES: tuple[Pass, ...] = (
+    spell_alike,
     drop_identities,
     recognise_products,
     fold_known_values,

@@ -13,13 +13,11 @@ from x86quant.lowering.row_passes._values import argument, same_sizes, value_of
 
 aten = torch.ops.aten
 
-
-_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _STRIDED = frozenset({aten.as_strided.default, aten.as_strided_copy.default})
 
 
 def drop_identities(gm: GraphModule) -> int:
-    """Copies, dropout in evaluation, whole slices, views and padding that change nothing go.
+    """Copies, whole slices, views and padding that change nothing go.
 
     Returns the number of nodes dropped.
     """
@@ -33,8 +31,6 @@ def drop_identities(gm: GraphModule) -> int:
             gm.graph.erase_node(node)
             changed += 1
             continue
-        if node.target in _VIEWS:
-            node.target = aten.reshape.default  # a view may not be one of a value not copied
         source = _same_as(node)
         if source is None or _is_returned(node):
             continue
@@ -51,8 +47,6 @@ def _same_as(node: Node) -> Node | None:
         return None
     if node.target is aten.clone.default:
         return source
-    if node.target is aten.dropout.default:
-        return source if argument(node, 2, "train") is False else None
     if node.target is aten.slice.Tensor:
         start, end, step = (
             argument(node, 2, "start"), argument(node, 3, "end"), argument(node, 4, "step", 1)
