@@ -26,6 +26,7 @@ WRITTEN = {
     "L['tensors'][1].size()[0] <= s[0][0]": lambda a, b: b[0] <= a[0],
     "2 <= L['leaves'][0].size()[1] < 9": lambda a, b: 2 <= a[1] < 9,
     "max(1, s[0][1] // 4)*min(2, s[1][0]) > 1": lambda a, b: max(1, a[1] // 4) * min(2, b[0]) > 1,
+    "torch.sym_max(1, s[0][0]) != torch.sym_min(3, s[1][0])": lambda a, b: a[0] != min(3, b[0]),
     "not (s[0][0] % 3 == 1 or s[1][0] > 5)": lambda a, b: not (a[0] % 3 == 1 or b[0] > 5),
     "s[0][0]**2 - -s[1][0] >= 9 and s[0][1] != 5": lambda a, b: a[0] ** 2 + b[0] >= 9 and a[1] != 5,
 }  # fmt: skip
@@ -55,7 +56,15 @@ def test_what_is_printed_and_stored_reads_as_the_same(code: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["__import__('os')", "s[0][0].real", "exec(s)", "s[0] == 1", "s[0][0]**99 == 1", "(" * 9],
+    [
+        "__import__('os')",
+        "s[0][0].real",
+        "exec(s)",
+        "torch.load(s[0][0], s[0][1])",
+        "s[0] == 1",
+        "s[0][0]**99 == 1",
+        "(" * 9,
+    ],
 )
 def test_anything_else_is_refused(code: str) -> None:
     with pytest.raises(UnsupportedError, match="cannot be checked"):

@@ -47,6 +47,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "not": operator.not_,
 }
 _BOTH = frozenset({"min", "max"})
+#: By what torch's printers call them: since 2.14 by the functions for its symbols.
+_EXTREMES = {f"{home}{name}": name for home in ("", "torch.sym_") for name in _BOTH}
 _LOOSE = _BOTH | {"and", "or"}
 _SPELLED: dict[type[ast.AST], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
@@ -199,8 +201,8 @@ def _parsed(node: ast.AST) -> Any:
             (_SPELLED[type(link)], *sides[place : place + 2]) for place, link in enumerate(node.ops)
         ]
         return links[0] if len(links) == 1 else ("and", *links)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BOTH:
-        return (node.func.id, *map(_parsed, node.args))
+    if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in _EXTREMES:
+        return (_EXTREMES[name], *map(_parsed, node.args))
     return _size(node)
 
 

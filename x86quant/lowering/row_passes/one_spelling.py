@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import finish
-from x86quant.lowering.row_passes._values import argument, call, value_of
+from x86quant.lowering.row_passes._values import argument, call, sizes, value_of
 
 aten = torch.ops.aten
 
@@ -46,24 +46,30 @@ def _unflatten(gm: GraphModule, node: Node) -> bool:
     return _reshape(gm, node, dim, dim, argument(node, 2, "sizes"))
 
 
-def _reshape(gm: GraphModule, node: Node, first: int, last: int, sizes: Sequence[Any]) -> bool:
-    """Let ``node`` give ``sizes`` to the dimensions from ``first`` to ``last``, and keep others."""
+def _reshape(gm: GraphModule, node: Node, first: int, last: int, parts: Sequence[Any]) -> bool:
+    """Let ``node`` give ``parts`` to the dimensions from ``first`` to ``last``, and keep others."""
     source = value_of(node.args[0])
     if source is None or source.dim() == 0:
         return False
     first, last = first % source.dim(), last % source.dim()
-    kept: list[Any] = []
+    others = [dim for dim in range(source.dim()) if not first <= dim <= last]
     with gm.graph.inserting_before(node):
-        for dim, size in enumerate(source.shape):
-            if first <= dim <= last:
-                continue
-            fixed = type(size) is int
-            kept.append(
-                size if fixed else call(gm.graph, aten.sym_size.int, None, node.args[0], dim)
-            )
+        kept = [_size(gm, node.args[0], dim) for dim in others]
     node.target, node.kwargs = aten.reshape.default, {}
-    node.args = (node.args[0], [*kept[:first], *sizes, *kept[first:]])
+    node.args = (node.args[0], [*kept[:first], *parts, *kept[first:]])
     return True
+
+
+def _size(gm: GraphModule, node: Any, dim: int) -> Any:
+    """A size of ``node``: of an input that has it, too, if any, which nobody counts as a reader."""
+    size = node.meta["val"].shape[dim]
+    if type(size) is int:
+        return size
+    for given in gm.graph.find_nodes(op="placeholder"):
+        found = sizes(given) or ()
+        if str(size) in found:
+            return call(gm.graph, aten.sym_size.int, None, given, found.index(str(size)))
+    return call(gm.graph, aten.sym_size.int, None, node, dim)
 
 
 def _chunk(_: GraphModule, node: Node) -> bool:
