@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from tests import synthetic
 from tests.synthetic import case, linear, measure
 from x86quant.cli import main
 from x86quant.hardware.cpu import cpu
+from x86quant.hardware.isa import LEVELS
 from x86quant.kernels import kernel_names
 from x86quant.routing import in_force as active_rules
-from x86quant.tables.shipped import shipped_tables
+from x86quant.tables.shipped import SHIPPED, shipped_tables
 from x86quant.tables.table_reader import read_table
 from x86quant.tables.user import user_rules_dir
 from x86quant.tuning.cases import LAYERS, read_shapes
@@ -173,6 +175,14 @@ def test_diff_reads_the_shipped_layers_and_refuses_nonsense(rules: Any, tmp_path
     assert "'x' is no whole number" in rules(*wrong, status=2)
     missing = ("diff", "default", "default", "--measurements", tmp_path / "none.csv")
     assert "none.csv: cannot be read" in rules(*missing, status=2)
+
+
+def test_files_on_record_hold_the_level_that_they_are_named_by() -> None:
+    for path in (SHIPPED / "measurements").glob("*.csv"):
+        level = path.stem.partition("-")[0]
+        if level in LEVELS:
+            lines = [x for x in path.read_text(encoding="utf-8").splitlines() if x[:1] != "#"]
+            assert {row["isa"] for row in csv.DictReader(lines)} == {level}
 
 
 # ---------------------------------------------------------------------------- fit, score

@@ -250,9 +250,9 @@ def _diff(options: argparse.Namespace) -> int:
         dynamic=(False,),
         caches=("hot",),
     )
-    found = diff_tables(
-        old, new, _shapes(options), grid, _cpu(options.isa), _known(options.measurements)
-    )
+    cpu = _cpu(options.isa)
+    known = _known(options.measurements, cpu.isa)
+    found = diff_tables(old, new, _shapes(options), grid, cpu, known)
     if options.json:
         _print_json({"old": old.name, "new": new.name, **found.to_json()})
     else:
@@ -286,21 +286,27 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise InvalidInputError(f"--shape {text}: {error}; write N,C,H,W") from None
 
 
-def _known(paths: Sequence[str] | None) -> list[MeasurementSet]:
-    """The files named; else those on record."""
+def _known(paths: Sequence[str] | None, isa: str) -> list[MeasurementSet]:
+    """The files named; else those on record for the level ``isa``."""
     from x86quant.tuning.measurement_files import read
 
-    return _on_record() if paths is None else [read(path) for path in paths]
+    return _on_record(isa) if paths is None else [read(path) for path in paths]
 
 
-def _on_record() -> list[MeasurementSet]:
-    """The measurements shipped and the user's, without those that cannot be read."""
+def _on_record(isa: str) -> list[MeasurementSet]:
+    """The measurements shipped and the user's, without those that cannot be read.
+
+    Files named by another level have nothing else in them, and seconds are spent on each.
+    """
     from x86quant.tables.shipped import SHIPPED
     from x86quant.tuning.measurement_files import read
     from x86quant.tuning.user_table import user_measurements_path
 
     found = []
     for path in [*sorted((SHIPPED / "measurements").glob("*.csv")), user_measurements_path()]:
+        level = path.stem.partition("-")[0]
+        if level in LEVELS and level != isa:
+            continue
         try:
             found.append(read(path))
         except MeasurementError:  # none yet, or of another kind; then the gain is not known

@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import io
 import math
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -188,15 +189,20 @@ def read(path: str | os.PathLike[str]) -> MeasurementSet:
     lines = read_lines(path)
     provenance = _read_provenance(lines, where)
     measurements: list[Measurement] = []
-    seen: dict[tuple[Case, str, bool], int] = {}
-    cases: dict[tuple[str, ...], Case] = {}  # reading one takes longest, and each has many lines
+    seen: dict[tuple[int, str, bool], int] = {}
+    # Reading a case, and its hash, take longest, and each has many lines.
+    cases: dict[tuple[str, ...], tuple[Case, int]] = {}
+    numbers: dict[Case, int] = {}
     required = tuple(column for column in COLUMNS if column not in _OF_SOME_OPS)
+    cells_of_case = operator.itemgetter(*(c for c in COLUMNS if c not in _RESULTS))
     for row in rows(lines, where, required, optional=_OF_SOME_OPS):
-        cells = tuple(cell for column, cell in row.cells.items() if column not in _RESULTS)
+        cells = cells_of_case(row.cells)
         if cells not in cases:
-            cases[cells] = case_from_cells(row)
-        measurement = from_cells(row, cases[cells])
-        key = (measurement.case, measurement.kernel_name, measurement.narrow_weights)
+            case = case_from_cells(row)
+            cases[cells] = case, numbers.setdefault(case, len(numbers))
+        case, number = cases[cells]
+        measurement = from_cells(row, case)
+        key = (number, measurement.kernel_name, measurement.narrow_weights)
         if key in seen:
             row.fail(
                 "kernel_name",
