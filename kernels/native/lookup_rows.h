@@ -199,17 +199,17 @@ void look_up_rows(const xq::LookupTask& t) {
     from = bag.to;
     return bag;
   };
-  if (op.row_count * op.row_stride <= kNearBytes) {
-    int64_t n = t.begin;
+  const bool near = op.row_count * op.row_stride <= kNearBytes;
+  int64_t n = t.begin;
+  if (near) {
     for (; n + 1 < t.end; n += 2) {
       const Bag bag = bag_of(n, 0), other = bag_of(n + 1, 0);
       pool_bag<BITS, MAX>(table, bag, &other, op.dim, mean);
     }
-    if (n < t.end) pool_bag<BITS, MAX>(table, bag_of(n, 0), nullptr, op.dim, mean);
-    return;
+  } else {
+    for (int64_t i = from; i < all && i < from + kAhead; ++i) table.fetch(i);
   }
-  for (int64_t i = from; i < all && i < from + kAhead; ++i) table.fetch(i);
-  for (int64_t n = t.begin; n < t.end; ++n) pool_bag<BITS, MAX>(table, bag_of(n, all), nullptr, op.dim, mean);
+  for (; n < t.end; ++n) pool_bag<BITS, MAX>(table, bag_of(n, near ? 0 : all), nullptr, op.dim, mean);
 }
 
 template <int BITS, bool MAX, Scale SCALE>
@@ -219,7 +219,9 @@ void look_up_scaled(const xq::LookupTask& t) {
     t.op->long_indices ? look_up_rows<BITS, MAX, Rows<int64_t, SCALE, kPlain>>(t)
                        : look_up_rows<BITS, MAX, Rows<int32_t, SCALE, kPlain>>(t);
   };
-  t.op->weights || t.op->padding >= 0 ? run(std::false_type{}) : run(std::true_type{});
+  // The largest are asked for too seldom to be compiled once more.
+  if (MAX || t.op->weights || t.op->padding >= 0) run(std::false_type{});
+  else run(std::bool_constant<!MAX>{});
 }
 
 template <int BITS, bool MAX>

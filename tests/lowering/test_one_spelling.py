@@ -51,6 +51,7 @@ CODES: dict[str, Code] = {
     "chunks in front": lambda x: x.transpose(0, 2).chunk(4)[1].contiguous(),
     "no cast": lambda x: x.to(torch.float32).to("cpu").to(x),
     "casts": lambda x: (x > 0).to(torch.float32) * x.double().float(),
+    "constants": lambda x: x * torch.tensor(0.5, dtype=torch.float32).detach_(),
     "copies": lambda x: F.dropout(x.transpose(1, 2).contiguous(), 0.5, training=False).clone(),
 }
 

@@ -102,6 +102,10 @@ def _dropout(_: GraphModule, node: Node) -> bool:
     return argument(node, 2, "train") is False and _copy(node)
 
 
+def _constant(_: GraphModule, node: Node) -> bool:
+    return _copy(node)  # made in the code, whose gradients are nobody's
+
+
 def _copy(node: Node, **how: Any) -> bool:
     node.target, node.args, node.kwargs = aten.clone.default, node.args[:1], how
     return True
@@ -119,6 +123,8 @@ _SPELLING: dict[Any, Callable[[GraphModule, Node], bool]] = {
     aten.to.other: _cast,
     aten.contiguous.default: _contiguous,
     aten.dropout.default: _dropout,
+    aten.lift_fresh_copy.default: _constant,
+    aten.detach_.default: _constant,
 }
 #: What torch makes of each is what is made of it here.
 SPELLED = frozenset({*_SPELLING, aten.reshape.default})
