@@ -199,17 +199,17 @@ void look_up_rows(const xq::LookupTask& t) {
     from = bag.to;
     return bag;
   };
-  const bool near = op.row_count * op.row_stride <= kNearBytes;
-  int64_t n = t.begin;
-  if (near) {
-    for (; n + 1 < t.end; n += 2) {
-      const Bag bag = bag_of(n, 0), other = bag_of(n + 1, 0);
+  if (op.row_count * op.row_stride <= kNearBytes) {
+    for (int64_t n = t.begin; n < t.end; n += 2) {
+      const Bag bag = bag_of(n, 0);
+      // Beside the last may be none: what an empty one puts there is replaced.
+      const Bag other = n + 1 < t.end ? bag_of(n + 1, 0) : Bag{0, 0, 0, bag.out};
       pool_bag<BITS, MAX>(table, bag, &other, op.dim, mean);
     }
-  } else {
-    for (int64_t i = from; i < all && i < from + kAhead; ++i) table.fetch(i);
+    return;
   }
-  for (; n < t.end; ++n) pool_bag<BITS, MAX>(table, bag_of(n, near ? 0 : all), nullptr, op.dim, mean);
+  for (int64_t i = from; i < all && i < from + kAhead; ++i) table.fetch(i);
+  for (int64_t n = t.begin; n < t.end; ++n) pool_bag<BITS, MAX>(table, bag_of(n, all), nullptr, op.dim, mean);
 }
 
 template <int BITS, bool MAX, Scale SCALE>
