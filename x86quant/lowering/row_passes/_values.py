@@ -101,3 +101,22 @@ def take_over(gm: GraphModule, quantizer: Node, results: dict[int, Node]) -> Non
         item.replace_all_uses_with(results[number])
         gm.graph.erase_node(item)
     gm.graph.erase_node(quantizer)
+
+
+def size_node(node: Node, dim: int, size: Any) -> Node:
+    """The number of places of ``node`` along ``dim``, whose value is ``size``."""
+    found = node.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+    found.meta["val"] = size
+    return found
+
+
+def size_of_input(graph: Graph, size: Any) -> Node | None:
+    """``size``, which is free, read off an input that has it, if any.
+
+    Whoever looks for the readers of a computed value does not meet it there.
+    """
+    for given in graph.find_nodes(op="placeholder"):
+        for dim, known in enumerate(sizes(given) or ()):
+            if known == str(size):
+                return size_node(given, dim, size)
+    return None

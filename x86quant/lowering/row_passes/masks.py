@@ -15,6 +15,8 @@ from x86quant.lowering.row_passes._values import (
     is_alone,
     is_float32,
     same_sizes,
+    size_node,
+    size_of_input,
     sizes,
     value_of,
 )
@@ -149,8 +151,7 @@ def _expanded(mask: Node, seen: tuple[str, ...], other: Node, node: Node) -> Nod
     for dim, (have, want) in enumerate(zip(seen, sizes(node) or (), strict=True)):
         size: Any = -1
         if have != want:
-            size = node.graph.call_function(aten.sym_size.int, (other, dim))
-            size.meta["val"] = value_of(node).shape[dim]  # type: ignore[union-attr]
+            size = size_node(other, dim, value_of(node).shape[dim])  # type: ignore[union-attr]
         shape.append(size)
     return call(node.graph, aten.expand.default, value_of(node), mask, shape)
 
@@ -239,14 +240,9 @@ def _images(apart: Node, scores: Node) -> Node:
     """How many images there are, by what is not a part of the attention, if that says it."""
     graph = apart.graph
     shape = value_of(apart).shape  # type: ignore[union-attr]
-    for given in graph.find_nodes(op="placeholder"):
-        for dim, size in enumerate(sizes(given) or ()):
-            if size == str(shape[0]):
-                found = graph.call_function(aten.sym_size.int, (given, dim))
-                found.meta["val"] = shape[0]
-                return found
-    rows = graph.call_function(aten.sym_size.int, (scores, 0))
-    rows.meta["val"] = value_of(scores).shape[0]  # type: ignore[union-attr]
+    if (found := size_of_input(graph, shape[0])) is not None:
+        return found
+    rows = size_node(scores, 0, value_of(scores).shape[0])  # type: ignore[union-attr]
     images = graph.call_function(operator.floordiv, (rows, shape[1]))
     images.meta["val"] = shape[0]
     return images

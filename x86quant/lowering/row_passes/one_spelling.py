@@ -13,14 +13,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import finish
-from x86quant.lowering.row_passes._values import argument, call, sizes, value_of
+from x86quant.lowering.row_passes._values import argument, size_node, size_of_input, value_of
 
 aten = torch.ops.aten
 
 
 def spell_alike(gm: GraphModule) -> int:
-    """Views and flattening are reshapes, chunks are splits, casts name a type, and what changes
-    nothing but memory is a copy.
+    """Views are reshapes, chunks splits, casts name a type, what keeps all values is a copy.
 
     Returns the number of nodes spelled.
     """
@@ -61,15 +60,11 @@ def _reshape(gm: GraphModule, node: Node, first: int, last: int, parts: Sequence
 
 
 def _size(gm: GraphModule, node: Any, dim: int) -> Any:
-    """A size of ``node``: of an input that has it, too, if any, which nobody counts as a reader."""
+    """A size of ``node``, by an input where one has it, too."""
     size = node.meta["val"].shape[dim]
     if type(size) is int:
         return size
-    for given in gm.graph.find_nodes(op="placeholder"):
-        found = sizes(given) or ()
-        if str(size) in found:
-            return call(gm.graph, aten.sym_size.int, None, given, found.index(str(size)))
-    return call(gm.graph, aten.sym_size.int, None, node, dim)
+    return size_of_input(gm.graph, size) or size_node(node, dim, size)
 
 
 def _chunk(_: GraphModule, node: Node) -> bool:
