@@ -77,17 +77,19 @@ def of_network(name: str) -> tuple[float, dict[str, float]]:
     return taken, stages
 
 
-def beside_nncf(name: str, profiler: cProfile.Profile | None = None) -> tuple[float, float]:
-    """CPU seconds of quantizing a trained network, ours and NNCF's."""
+def beside_nncf(
+    name: str, profiler: cProfile.Profile | None = None
+) -> tuple[float, float, dict[str, float]]:
+    """CPU seconds of quantizing a trained network, ours and NNCF's, and of our stages."""
     with silence():
         network = NETWORKS[name]()
 
         def made(way: str) -> float:
             return seconds(lambda: WAYS[way](network)(network.test[0]))
 
-        with profiler or contextlib.nullcontext():
+        with profiler or contextlib.nullcontext(), stages_timed() as stages:
             own = made("x86quant")
-        return own, made("nncf")
+        return own, made("nncf"), stages
 
 
 @contextlib.contextmanager
@@ -119,6 +121,12 @@ def stages_timed() -> Iterator[dict[str, float]]:
         yield found
 
 
+def print_stages(taken: float, stages: dict[str, float]) -> None:
+    """A line a stage, and one for what is between them."""
+    for stage, part in {**stages, "the rest": taken - sum(stages.values())}.items():
+        print(f"  {stage:<20}{part:>6.2f}", flush=True)
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -148,14 +156,13 @@ def main() -> None:
         taken, stages = of_network(name)
         profiler.disable()
         print(f"{name}: {taken:.2f} s")
-        for stage, part in {**stages, "the rest": taken - sum(stages.values())}.items():
-            print(f"  {stage:<20}{part:>6.2f}", flush=True)
+        print_stages(taken, stages)
     if options.trained:
         beside_nncf(options.trained[0])  # what both import and cache at their first use
-        print("| network | x86quant | NNCF | ratio |\n|---|---|---|---|")
     for name in options.trained:
-        own, other = beside_nncf(name, profiler if options.profile else None)
-        print(f"| {name} | {own:.1f} | {other:.1f} | {own / other:.2f} |", flush=True)
+        own, other, stages = beside_nncf(name, profiler if options.profile else None)
+        print(f"{name}: {own:.1f} s, NNCF {other:.1f} s, ratio {own / other:.2f}")
+        print_stages(own, stages)
     if options.profile:
         pstats.Stats(profiler).sort_stats("cumulative").print_stats(120)
         pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
