@@ -31,6 +31,7 @@ from x86quant.lowering.builder import Builder
 from x86quant.lowering.from_export import exported_layer, reference_form
 from x86quant.lowering.graph_tools import QParams, attribute, emit, own_call
 from x86quant.lowering.mutation import InPlaceTracer, without_mutations
+from x86quant.lowering.rounded import RoundedRecurrent
 from x86quant.lowering.views import laid_out
 
 #: What is added to codes of stock PyTorch's types to make them unsigned.
@@ -104,6 +105,13 @@ class _Recorder(Interpreter):
         value = super().run_node(n)
         self.seen[n] = Seen.of(value)
         return value
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the module returns, or zeros in its place where only its own kind matters."""
+        module = self.fetch_attr(str(target))
+        if type(module) is RoundedRecurrent:
+            return module.zeros(args[0])
+        return super().call_module(target, args, kwargs)
 
 
 class _Walk:

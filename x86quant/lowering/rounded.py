@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from x86quant.lowering.graph_tools import op
+from x86quant.ops.recurrence import empty_states_and_last
 
 
 class Int8Weight(NamedTuple):
@@ -138,6 +139,12 @@ class RoundedRecurrent(nn.Module):
             c=c,
         )
         real: torch.Tensor = op("dequantize")(found, x_scale=h_scale, x_zp=h_zp)
+        return (real, last) if self.returns_last else real
+
+    def zeros(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Of the sizes that are returned for ``x``: to compute step by step in torch takes long."""
+        codes = [weight.codes for weight in self.weights]
+        real, last = (t.zero_() for t in empty_states_and_last(x, codes, self.batch_first))
         return (real, last) if self.returns_last else real
 
 

@@ -134,9 +134,10 @@ def _states(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], sizes.directions * sizes.width))
 
 
-def _states_and_last(
+def empty_states_and_last(
     x: torch.Tensor, weights: Sequence[torch.Tensor], batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors of the sizes that both results have, of no particular values."""
     sizes = LayerSizes.of(weights)
     last = (sizes.directions, *sequences_of(x.shape, batch_first), sizes.units)
     return _states(x, weights), x.new_empty(last, dtype=torch.float32)
@@ -145,7 +146,7 @@ def _states_and_last(
 @register(
     _ARGUMENTS,
     checks=[check_recurrent, _check_qparams],
-    shapes=_states_and_last,
+    shapes=empty_states_and_last,
     returns="(Tensor, Tensor)",
 )
 def recurrent_last(

@@ -26,6 +26,7 @@ from x86quant.quantization.harm import rough_harms
 from x86quant.quantization.no_worse import checked_by_effort
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.preparing import prepare
+from x86quant.quantization.recurrent_alone import recurrent_alone
 from x86quant.quantization.settings import Settings
 
 _log = logging.getLogger("x86quant.quantization")
@@ -56,6 +57,9 @@ def static_if_better(found: Any, prepared: PreparedModel, settings: Settings) ->
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", X86QuantWarning)
         try:
+            alone = recurrent_alone(prepared.reference, prepared.sample[0])
+            if alone is not None and gained(found, alone, prepared.sample[:1]) is None:
+                return found  # nor would all of a static model, of which these layers are a part
             choices = Choices(prepare(prepared.reference, prepared.sample, static), {})
             if not _may_be_close(choices):
                 return found
