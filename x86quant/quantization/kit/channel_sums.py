@@ -84,7 +84,7 @@ def _met_by_taps(layer: Any, maps: torch.Tensor) -> Sums:
         spatial = tuple(range(2, maps.dim()))
         return maps.sum(spatial).double().sum(0), len(maps) * math.prod(maps.shape[2:])
     # [channels, *spatial], then one dimension after another becomes that of its taps.
-    sums, outputs = _over_samples(maps).double(), len(maps)
+    sums, outputs = _over_samples(maps), len(maps)
     for dim, (taps, stride, padding, dilation) in enumerate(geometry, start=1):
         size = sums.shape[dim]
         count = (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
@@ -96,7 +96,7 @@ def _met_by_taps(layer: Any, maps: torch.Tensor) -> Sums:
             stop = min(size, first + (count - 1) * stride + 1)
             inside = range(start, max(start, stop), stride)
             met.append(sums[(slice(None),) * dim + (slice(start, inside.stop, stride),)].sum(dim))
-        sums = torch.stack(met, dim)
+        sums = torch.stack(met, dim).double()  # of one line of values float32 holds enough
     return sums, outputs
 
 

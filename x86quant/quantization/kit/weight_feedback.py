@@ -191,24 +191,31 @@ def _some(count: int, taps: int, share: float) -> torch.Tensor:
 def _codes(weight: torch.Tensor, plain: Int8Weight, squares: torch.Tensor) -> torch.Tensor:
     """Codes of ``weight`` at the scales of ``plain``, given what its taps meet."""
     groups, taps, _ = squares.shape
-    left = weight.reshape(groups, -1, taps).clone()
+    left = weight.reshape(groups, -1, taps).transpose(1, 2).clone()  # a row for each tap
     scales = plain.scales.float().expand(len(weight)).reshape(groups, -1)
     steps = scales.clamp(min=torch.finfo(torch.float32).tiny)
     spread = _spread(squares)
     codes = torch.empty_like(left)
     for first in range(0, taps, _AT_ONCE):
         last = min(first + _AT_ONCE, taps)
-        block = left[..., first:last].transpose(1, 2).contiguous()
+        block = left[:, first:last].contiguous()
         changes = torch.empty_like(block)
-        for tap in range(first, last):
-            now = block[:, tap - first :]
-            code = (now[:, 0] / steps).round_().clamp_(-127, 127)
-            codes[..., tap] = code
-            change = changes[:, tap - first]
-            change[:] = (now[:, 0] - code * steps) / spread[:, tap, tap, None]
-            now.baddbmm_(spread[:, tap, tap:last, None], change[:, None], alpha=-1)
-        left[..., last:].baddbmm_(changes.transpose(1, 2), spread[:, first:last, last:], alpha=-1)
-    return codes.reshape(weight.shape).to(torch.int8)
+        own = spread[:, first:last, first:last]  # zeros for the taps before: those stay
+        # Taken apart here: a view takes as long as what is computed with it.
+        for now, code, change, itself, those_behind, of_all in zip(
+            block.unbind(1),
+            codes[:, first:last].unbind(1),
+            changes.unbind(1),
+            own.diagonal(dim1=1, dim2=2).unsqueeze(2).unbind(1),
+            own.unsqueeze(3).unbind(1),
+            changes.unsqueeze(2).unbind(1),
+            strict=True,
+        ):
+            torch.div(now, steps, out=code).round_().clamp_(-127, 127)
+            torch.addcmul(now, code, steps, value=-1, out=change).div_(itself)
+            block.baddbmm_(those_behind, of_all, alpha=-1)
+        left[:, last:].baddbmm_(spread[:, first:last, last:].transpose(1, 2), changes, alpha=-1)
+    return codes.transpose(1, 2).reshape(weight.shape).to(torch.int8)
 
 
 def _spread(squares: torch.Tensor) -> torch.Tensor:
