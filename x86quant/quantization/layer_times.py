@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Interpreter, Node
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import feed_parts, watched
+from x86quant.calling.running import Fed, feed_parts, watched
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiled_parts import whole_graph
 from x86quant.profiling import profile
@@ -62,37 +62,45 @@ def float_times(prepared: PreparedModel) -> dict[str, float]:
     """Median microseconds of each layer in float."""
     times: dict[str, float] = {}
     call = prepared.sample[0]
-    for part in prepared.parts:
-        stopwatch = _Stopwatch(part)
-        feed_parts(prepared.model, [call] * _ROUNDS, {part: stopwatch.observe})
+    stopwatches = {part: _Stopwatch(part) for part in prepared.parts}
+    if stopwatches:
+        observers: dict[Fed, Callable[[Call], Any]]
+        observers = {part: stopwatch.observe for part, stopwatch in stopwatches.items()}
+        feed_parts(prepared.model, [call] * _ROUNDS, observers)
+    for part, stopwatch in stopwatches.items():
         by_node = {layer.node.name: layer.name for layer in part.layers}
         for layer in prepared.layers.values():
             if layer.part is part:
                 node = next(n for n, name in by_node.items() if name == layer.layer)
                 times[layer.name] = stopwatch.microseconds(node)
-    dynamic = [layer.name for layer in prepared.layers.values() if layer.part is None]
-    times.update(module_times(prepared.model, dynamic, call))
+    times.update(module_times(prepared.model, _dynamic(prepared), call))
     return times
+
+
+def _dynamic(prepared: PreparedModel) -> list[str]:
+    """The layers that are in no static part."""
+    return [layer.name for layer in prepared.layers.values() if layer.part is None]
 
 
 def _int8_times(prepared: PreparedModel, model: nn.Module) -> dict[str, float]:
     """Microseconds of each layer in the int8 ``model``, where it can be told apart."""
     times: dict[str, float] = {}
     call = prepared.sample[0]
-    for part in prepared.parts:
+    given: dict[StaticPart, list[Call]] = {part: [] for part in prepared.parts}
+    if given:
+        feed_parts(prepared.model, [call], {part: kept.append for part, kept in given.items()})
+    for part, kept in given.items():
         compiled = whole_graph(model.get_submodule(part.path))
         if compiled is not None and compiled.segments:
-            times.update(_profiled(prepared, part, compiled))
-    dynamic = [layer.name for layer in prepared.layers.values() if layer.part is None]
-    times.update(module_times(model, dynamic, call))
+            times.update(_profiled(part, compiled, kept[0]))
+    times.update(module_times(model, _dynamic(prepared), call))
     return times
 
 
-def _profiled(prepared: PreparedModel, part: Any, compiled: CompiledModule) -> dict[str, float]:
-    calls: list[Call] = []
-    feed_parts(prepared.model, prepared.sample[:1], {part: calls.append})
+def _profiled(part: StaticPart, compiled: CompiledModule, call: Call) -> dict[str, float]:
+    """Microseconds of each layer of a ``part`` that is ``compiled``, on one call of it."""
     times: dict[str, float] = {}
-    for step in profile(compiled, calls[0].args, runs=_ROUNDS).steps:
+    for step in profile(compiled, call.args, runs=_ROUNDS).steps:
         name = f"{part.path}.{step.step.layer}" if part.path else step.step.layer
         times[name] = times.get(name, 0.0) + step.microseconds
     return times
@@ -129,6 +137,8 @@ def module_times(model: nn.Module, names: Collection[str], call: Call) -> dict[s
         seconds[name].append(perf_counter() - started[name])
 
     modules = {name: model.get_submodule(name) for name in names}
+    if not modules:
+        return {}
     with torch.no_grad(), watched(modules, start, stop):
         for _ in range(_ROUNDS):
             call(model)

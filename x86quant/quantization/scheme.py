@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from x86quant.calling.wording import listed
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import Int8Linear, is_experts, is_linear, is_recurrent, why_float
@@ -273,7 +274,7 @@ def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
     found: dict[str, str] = {}
     taken = {path for path, _ in dynamic_layers(model, plan)}
     for path, module in model.named_modules():
-        matrices = any(p.dim() > 1 for p in module.parameters(recurse=False))
+        matrices = [n for n, p in module.named_parameters(recurse=False) if p.dim() > 1]
         if not matrices or isinstance(module, (*TABLES, _CONVOLUTIONS)):
             continue
         if path.startswith(tuple(f"{one}." for one in (*taken, *found))) or path in taken:
@@ -284,5 +285,7 @@ def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
             reason = "rows of so few features gain nothing from int8"
         if (dtype := other_precision(module)) is not None:
             reason = f"it computes in {dtype}"
+        if reason is None and any(module.children()):  # tokens and the like, beside layers
+            reason = f"{type(module).__name__} computes with {listed(matrices)} itself"
         found[path] = reason or f"{type(module).__name__} has no int8 form in this mode"
     return found
