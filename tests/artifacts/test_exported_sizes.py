@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import x86quant
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, X86QuantWarning
 
 
 class Halves(nn.Module):
@@ -64,3 +65,26 @@ def test_what_a_graph_does_not_hold_for_is_not_in_the_file(
     assert torch.equal(loaded(batches[0]), int8(batches[0]))
     with pytest.raises(InvalidInputError, match="does not hold for this call"):
         loaded(one)
+
+
+class RowByRow(nn.Module):
+    """Goes through rows in Python: a graph of it is for as many as there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv1d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.a(x)) * math.sqrt(x.shape[-1])
+        return self.b(torch.stack([y[i].mean(-1) for i in range(len(x))]))
+
+
+def test_the_example_is_in_the_file_however_few_its_rows(tmp_path: Path) -> None:
+    model = x86quant.to_dynamic(RowByRow().eval())
+    path, x = tmp_path / "rows.x86q", torch.randn(1, 3, 16)
+    with pytest.warns(X86QuantWarning, match=r"does not hold for inputs of \(2, 3, 16\)"):
+        x86quant.save(model, path, example_inputs=(x,))
+    loaded = x86quant.load(path)
+    assert torch.equal(loaded(x), model(x))
+    with pytest.raises(InvalidInputError, match="does not hold for this call"):
+        loaded(torch.randn(2, 3, 16))

@@ -80,7 +80,7 @@ def capture(
 def _graphs(
     model: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], seen: Sequence[Observed]
 ) -> tuple[GuardedModule, str]:
-    graphs = [_captured(model, form, two_rows(leaves), seen)]
+    graphs = [_of_example(model, form, leaves, seen)]
     missing = ""
     for one in seen:
         tensors = form.tensors(one.call.args, one.call.kwargs)
@@ -139,6 +139,19 @@ def _result(model: nn.Module, call: Call) -> Any:
     with silent(), warnings.catch_warnings():
         warnings.simplefilter("error", X86QuantWarning)
         return run(model, call)
+
+
+def _of_example(
+    model: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], seen: Sequence[Observed]
+) -> GuardedGraph:
+    """One graph of calls like ``leaves``, of which two rows stand for a single one.
+
+    Where the model takes two for no other number than two, it is one of that single row.
+    """
+    found = _captured(model, form, two_rows(leaves), seen)
+    if found.guard.refusal(leaves) is None or _is_branch(found.guard, leaves):
+        return found
+    return _captured(model, form, leaves, seen)
 
 
 def _captured(

@@ -98,6 +98,7 @@ _TORCH = f"""
     {_MORE} {_LOSSES} adaptive_max_pool1d constant_pad_nd convolution dequantize grid_sampler_2d
     grid_sampler_3d gru_cell is_signed lstm_cell native_group_norm native_layer_norm
     norm_except_dim numel pdist rnn_relu_cell rnn_tanh_cell sym_float sym_int sym_max sym_min
+    sym_not _sym_log2 _sym_sqrt
     _assert tensor threshold unique
     {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS} {_COMPLEX}
     affine_grid_generator bartlett_window blackman_window conj grid_sampler hamming_window
@@ -128,6 +129,8 @@ _OPERATOR = """
     abs add and_ eq floordiv ge getitem gt index invert is_ is_not le lshift lt matmul mod mul ne
     neg not_ or_ pos pow rshift sub truediv truth xor
 """
+#: Of sizes and other plain numbers.
+_MATH = "ceil copysign exp fabs floor hypot isfinite isinf isnan log log10 log2 pow prod sqrt trunc"
 _ATEN = f"""
     {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS} {_COMPLEX}
     {" ".join(f"fft_{name}" for name in _FOURIER.split())}
@@ -194,7 +197,7 @@ def _table() -> dict[str, Target]:
     table: dict[str, Target] = {"getattr": getattr}
     for prefix, home, names in (
         ("operator", operator, _OPERATOR),
-        ("math", math, "ceil floor trunc"),
+        ("math", math, _MATH),
         ("torch", torch, _TORCH),
         ("torch.nn.functional", F, _FUNCTIONAL),
         ("torch.fft", torch.fft, _FOURIER),
