@@ -560,6 +560,28 @@ def test_class_numbers_are_targets_and_what_may_be_either_is_told() -> None:
     x86quant.quantize(model, [(x, torch.rand(8))], example_inputs=(x,), progress=False)
 
 
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        if lengths is None:
+            return y
+        return y * (torch.arange(x.shape[1]) < lengths[:, None])[..., None]
+
+
+def test_lengths_of_rows_are_no_classes() -> None:
+    model, x = Padded().eval(), torch.randn(3, 9, 16)
+    lengths = torch.tensor([9, 4, 7])
+    int8 = x86quant.quantize(model, [(x, lengths)] * 2, progress=False, strict=True)
+    assert torch.allclose(int8(x, lengths), model(x, lengths), atol=0.1)
+    with pytest.warns(X86QuantWarning, match="1 are taken for inputs .* the next one is lengths"):
+        int8 = x86quant.quantize(model, [(x, torch.tensor([1, 2, 0]))], progress=False)
+    assert torch.allclose(int8(x), model(x), atol=0.1)
+
+
 class Conditioned(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -24,8 +24,10 @@ class Twice(nn.Module):
         self.first = kind(6, 8, 2, batch_first=True)
         self.second = kind(8, 8, bidirectional=True)
         self.head = nn.Linear(16, 8)
+        self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
         y: torch.Tensor = self.first(x)[0]
         for _ in range(2):
             y = self.head(self.second(y)[0])
@@ -39,6 +41,7 @@ def test_they_are_run_on_what_the_model_gives_them(kind: Any) -> None:
     before = deep_copy(model)
     alone = recurrent_alone(model, Call((x,)))
     assert alone is not None
+    assert model.calls == 0
     assert [tuple(given.shape) for _, given in alone._runs] == [(3, 5, 6), (3, 5, 8), (3, 5, 8)]
     exact, found = model.first(x)[0], alone._runs[0][0](x)
     assert float((found - exact).norm() / exact.norm()) < 0.03
@@ -88,6 +91,19 @@ def test_of_others_nothing_is_known(kind: type[nn.Module]) -> None:
     assert recurrent_alone(kind(), Call((torch.zeros(2, 3, 4),))) is None
 
 
+class Last(nn.Module):
+    """The last state of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(6, 8, 2, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.rnn(x)[0][:, -1])
+        return found
+
+
 @pytest.mark.parametrize("gain", [None, 2.0])
 def test_no_static_model_is_made_where_they_alone_take_as_long(
     gain: float | None, monkeypatch: pytest.MonkeyPatch
@@ -104,5 +120,5 @@ def test_no_static_model_is_made_where_they_alone_take_as_long(
 
     monkeypatch.setattr(static_recurrent, "prepare", noted)
     calls = [torch.randn(4, 5, 6) for _ in range(4)]
-    x86quant.quantize(Twice(nn.LSTM), calls, progress=False)
+    x86quant.quantize(Last(), calls, progress=False)
     assert len(prepared) == (0 if gain is None else 1)

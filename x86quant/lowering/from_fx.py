@@ -30,6 +30,7 @@ from x86quant.lowering import float_forms, normalize
 from x86quant.lowering.builder import Builder
 from x86quant.lowering.from_export import exported_layer, reference_form
 from x86quant.lowering.graph_tools import QParams, attribute, emit, own_call
+from x86quant.lowering.module_functions import MODULES
 from x86quant.lowering.mutation import InPlaceTracer, without_mutations
 from x86quant.lowering.rounded import RoundedRecurrent
 from x86quant.lowering.views import laid_out
@@ -270,7 +271,7 @@ class _Walk:
             positional = _positional(module, args, kwargs)
             if _binds(converter, self.builder, path, module, *positional):
                 return converter(self.builder, path, module, *positional)
-        spelled = normalize.MODULES.get(type(module))
+        spelled = MODULES.get(type(module))
         if spelled is not None and self._seen[node].is_real:
             function, attributes = spelled(module)
             named = {

@@ -23,6 +23,8 @@ from x86quant.terminal.progress import counted
 _TARGET = re.compile("target|label|^y$")
 #: Names of those that may be classes to condition on: of these somebody has to be told.
 _CONDITION = re.compile("^(y|c|cond.*|class.*)$")
+#: Names of those that may be how long each row is.
+_LENGTHS = re.compile("len(gth)?s?$")
 #: What ``calibration`` and ``data`` arguments may be.
 Data: TypeAlias = torch.Tensor | Iterable[Any]
 
@@ -195,7 +197,7 @@ class _Signature:
         if count is None:
             return None
         for parameter, element in zip(self.optional, batch[count:], strict=False):
-            if not _is_meant_for(parameter, element):
+            if not _is_meant_for(parameter, element, batch[0]):
                 if number == 0 and not _is_target(parameter, element):
                     self._tell_what_is_left_out(len(batch), count, parameter.name)
                 break
@@ -213,10 +215,12 @@ class _Signature:
         )
 
 
-def _is_meant_for(parameter: inspect.Parameter, element: Any) -> bool:
+def _is_meant_for(parameter: inspect.Parameter, element: Any, first: Any) -> bool:
     """Whether ``element``, which may be a target, is clearly an optional argument."""
     if _TARGET.search(parameter.name):
         return False
+    if _are_lengths(parameter, element, first):
+        return True
     if not isinstance(element, torch.Tensor):
         return isinstance(element, bool | int | float) and type(element) is type(parameter.default)
     if parameter.default is not None or element.dim() < 2:
@@ -224,9 +228,21 @@ def _is_meant_for(parameter: inspect.Parameter, element: Any) -> bool:
     return "mask" in parameter.name or element.is_floating_point()
 
 
+def _are_lengths(parameter: inspect.Parameter, element: Any, first: Any) -> bool:
+    """Whether ``element`` says how long each row of ``first`` is: some of them nearly fill it."""
+    if not _LENGTHS.search(parameter.name) or not isinstance(first, torch.Tensor):
+        return False
+    if not isinstance(element, torch.Tensor) or element.is_floating_point() or first.dim() < 2:
+        return False
+    if element.shape != first.shape[:1] or not len(element) or int(element.min()) < 1:
+        return False
+    longest = int(element.max())
+    return any(size // 2 < longest <= size for size in first.shape[1:])
+
+
 def _is_target(parameter: inspect.Parameter, element: Any) -> bool:
     """Whether ``element`` is clearly a target: by the parameter's name or kind, or as classes."""
-    if _CONDITION.search(parameter.name):
+    if _CONDITION.search(parameter.name) or _LENGTHS.search(parameter.name):
         return False
     if not isinstance(element, torch.Tensor):
         return bool(_TARGET.search(parameter.name))

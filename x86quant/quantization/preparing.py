@@ -278,7 +278,7 @@ def _prepared(
         strict=settings.strict,
         weight_bits=settings.narrow_bits,
         weights=weights,
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),  # several parts may have one and the same
     )
 
 

@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import feed
+from x86quant.calling.state import state_kept
 from x86quant.compiled.compiler import build
 from x86quant.dynamic import is_recurrent
 from x86quant.dynamic.group_weights import quantize_weight
@@ -50,7 +51,8 @@ def recurrent_alone(model: nn.Module, call: Call) -> RecurrentAlone | None:
     """
     modules = {name: m for name, m in model.named_modules() if is_recurrent(m)}
     given: dict[str, list[Call]] = {name: [] for name in modules}
-    feed(model, [call], {name: kept.append for name, kept in given.items()})
+    with state_kept(model):
+        feed(model, [call], {name: kept.append for name, kept in given.items()})
     runs: list[tuple[nn.Module, torch.Tensor]] = []
     for name, kept in given.items():
         for one in kept:
