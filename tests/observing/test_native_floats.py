@@ -46,6 +46,18 @@ def test_a_value_in_no_bin_is_refused(value: float) -> None:
         extension.native().count_bins(x, 1.0, 0, 8)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30, -0.5, 8.0])
+def test_a_value_in_no_bin_is_seen_wherever_it_is(bad: float) -> None:
+    """Four are looked at at once, and what is left over."""
+    for size in range(1, 10):
+        for place in range(size):
+            x = torch.arange(size, dtype=torch.float32) % 8
+            assert int(extension.native().count_bins(x, 1.0, 0, 8).sum()) == size
+            x[place] = bad
+            with pytest.raises(ValueError, match="lies outside of the 8 bins"):
+                extension.native().count_bins(x, 1.0, 0, 8)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_rounding_is_that_of_fake_quantize(sizes: tuple[int, ...], in_place: bool) -> None:
