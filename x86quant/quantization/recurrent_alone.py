@@ -6,6 +6,7 @@ layers with any range tell, in a part of a second, that there is nothing to be g
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -18,13 +19,13 @@ from x86quant.calling.running import feed
 from x86quant.calling.state import state_kept
 from x86quant.compiled.compiler import build
 from x86quant.dynamic import is_recurrent
-from x86quant.dynamic.group_weights import quantize_weight
-from x86quant.lowering.rounded import Int8Weight, rounded
+from x86quant.lowering.rounded import rounded
 from x86quant.quantization.static.conversion import (
-    Products,
-    product_names,
+    rounded_products,
     rounded_recurrent,
+    weight_observer,
 )
+from x86quant.quantization.static.static_part import Ranges
 from x86quant.quantization.tracing.recurrent_layers import is_recurrent_layer, part_recurrent
 
 #: Scale and zero point of states, which lie between -1 and 1; inputs may have any.
@@ -76,20 +77,12 @@ def _in_static_int8(module: nn.Module) -> GraphModule | None:
     gm = GraphModule(root, graph)
     if not part_recurrent(gm):
         return None
-    for name, layer in list(gm.named_modules()):
+    weights = functools.partial(weight_observer, Ranges().weight_kind())
+    for node in gm.graph.nodes:
+        layer = gm.get_submodule(str(node.target)) if node.op == "call_module" else None
         if is_recurrent_layer(layer):
-            gm.set_submodule(name, rounded_recurrent(layer, _products(layer), _QPARAMS, _QPARAMS))
+            products = rounded_products(node, layer, weights)
+            int8 = rounded_recurrent(layer, products, _QPARAMS, _QPARAMS)
+            gm.set_submodule(str(node.target), int8)
     gm.recompile()
     return gm
-
-
-def _products(layer: Any) -> Products:
-    """The weights and biases of a recurrent ``layer``, rounded."""
-    weights, biases = [], []
-    for name in product_names(layer):
-        codes, scales = quantize_weight(getattr(layer, f"weight_{name}").detach())
-        bias = getattr(layer, f"bias_{name}", None)
-        zeros = torch.zeros(len(codes), dtype=torch.float32)
-        weights.append(Int8Weight(codes, scales, 0))
-        biases.append(zeros if bias is None else bias.detach())
-    return weights, biases
