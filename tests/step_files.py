@@ -43,6 +43,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "bilinear": {**_OUT, **_UP},
     "quantize": {"a": "floats", "a_stride_c": 4, "out": "image", "a_mult": 1.0, "out_zp": 3},
     "dequantize": {"a": "image", "out": "floats", "out_stride_c": 4, "a_mult": 1.0, "a_zp": 3},
+    "lut_real": {"a": "image", "out": "floats", "out_stride_c": 4, "table": {"table": "reals"}},
     "affine": {**_OUT, **_CODES, "scale_c": {"table": "four"}, "shift_c": {"table": "four"}},
     "group_norm": {
         **_OUT, "groups": 2, "a_mult": 1.0, "eps": 0.5, "scale_c": {"table": "four"},
@@ -125,6 +126,7 @@ STEPS: dict[str, dict[str, Any]] = {
 #: Of these, the fields that a step writes.
 WRITTEN = {
     "dequantize": {"out"},
+    "lut_real": {"out"},
     "strided_copy": {"to"},
     "rows": {"total", "normed", "out_codes", "out_scale", "out_zero_point"},
     "cached_attention": {"out", "keys", "values", "key_scales", "value_scales"},
@@ -150,7 +152,8 @@ def copy_step(
 
 def _tables() -> dict[str, torch.Tensor]:
     return {
-        "lut": torch.arange(256, dtype=torch.uint8), "four": torch.ones(4), "eight": torch.ones(16),
+        "lut": torch.arange(256, dtype=torch.uint8), "reals": torch.arange(256).float(),
+        "four": torch.ones(4), "eight": torch.ones(16),
         "rows": torch.ones(9, 8, dtype=torch.uint8),
         "order": torch.tensor([2, 0, 3, 1], dtype=torch.int32),
         "w": torch.ones(4, 4, 1, 1, 1, dtype=torch.int8),

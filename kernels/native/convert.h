@@ -124,4 +124,27 @@ void dequantize(const xq_op& op, const Stretch& s) {
                          xq::min64(s.pixels - x, V::kLanes), xq::min64(channels - c, 16), zp, mult);
 }
 
+XQ_INLINE inline void look_up_real(const float* reals, uint8_t code, uint8_t* out) {
+  memcpy(out, reals + code, sizeof(float));  // floats need no alignment
+}
+
+// Loads one by one: two fit in a cycle, and gathers take longer on all but a few CPUs.
+template <class V>
+void look_up_reals(const xq_op& op, const Stretch& s) {
+  const uint8_t* a = row_of(op.a, s.n, s.d, s.h);
+  uint8_t* out = row_of(op.out, s.n, s.d, s.h);
+  const int64_t channels = op.out.c, step = op.a.stride_w, out_step = op.out.stride_w, plane = op.out_stride_c;
+  if (channels == 1 || plane == 4) {
+    const bool joined = s.pixels == 1 || (out_step == 4 * channels && step == channels);
+    const int64_t bytes = joined ? s.pixels * channels : channels;
+    for (int64_t x = 0; x < (joined ? 1 : s.pixels); ++x)
+      for (int64_t i = 0; i < bytes; ++i) look_up_real(op.reals, a[x * step + i], out + x * out_step + 4 * i);
+    return;
+  }
+  for (int64_t c = 0; c < channels; c += 16)  // so many lines of planes, and one of pixels, at once
+    for (int64_t x = 0; x < s.pixels; ++x)
+      for (int64_t i = c; i < xq::min64(channels, c + 16); ++i)
+        look_up_real(op.reals, a[x * step + i], out + x * out_step + i * plane);
+}
+
 }  // namespace

@@ -231,6 +231,7 @@ typedef enum xq_op_kind {
   XQ_OP_DEQUANTIZE = 12, // out = (a - a_zp) * a_mult; out is float32, its channels out_stride_c apart
   XQ_OP_AFFINE = 13,     // out = q(fma(a - a_zp, scale_c[c], shift_c[c]))
   XQ_OP_LAYER_NORM = 14, // over the channels of each pixel, see below
+  XQ_OP_LUT_REAL = 15,   // out = reals[a]; out is float32, its channels out_stride_c apart
 } xq_op_kind;
 
 // LAYER_NORM: with the mean and the variance (over c, not c - 1) of a pixel's codes, in float64,
@@ -254,10 +255,11 @@ typedef struct xq_op {
   int32_t align_corners;
   float scale[3];        // of NEAREST and BILINEAR: source pixels a destination pixel
   int64_t a_stride_c;    // of QUANTIZE, bytes: 4 for channels-last, the size of a plane for NCHW
-  int64_t out_stride_c;  // of DEQUANTIZE
+  int64_t out_stride_c;  // of DEQUANTIZE and LUT_REAL
   const float* scale_c;  // of AFFINE and LAYER_NORM: one a channel
   const float* shift_c;
   float eps;             // of LAYER_NORM
+  const float* reals;    // of LUT_REAL: 256
 } xq_op;
 
 XQ_API int xq_op_check(const xq_op* op);

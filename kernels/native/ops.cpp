@@ -30,11 +30,13 @@ xq_op block_of(xq_op op, int64_t block) {
   return op;
 }
 
+bool gives_reals(const xq_op& op) { return op.kind == XQ_OP_DEQUANTIZE || op.kind == XQ_OP_LUT_REAL; }
+
 // Floats in neither of the two usual layouts.
 bool odd_strides(const xq_op& op) {
   if (op.out.c == 1) return false;
   if (op.kind == XQ_OP_QUANTIZE) return op.a_stride_c != 4 && op.a.stride_w != 4;
-  return op.kind == XQ_OP_DEQUANTIZE && op.out_stride_c != 4 && op.out.stride_w != 4;
+  return gives_reals(op) && op.out_stride_c != 4 && op.out.stride_w != 4;
 }
 
 // With one pixel a row, the step between pixels shows in another stride.
@@ -93,6 +95,7 @@ bool shapes_fit(const xq_op& op) {
     case XQ_OP_REQUANT:
     case XQ_OP_QUANTIZE:
     case XQ_OP_DEQUANTIZE:
+    case XQ_OP_LUT_REAL:
     case XQ_OP_AFFINE: return same_pixels(a, out);
     case XQ_OP_LAYER_NORM: return same_pixels(a, out) && a.c <= kMostNormalized;
     case XQ_OP_ADD: return same_pixels(a, out) && same_pixels(b, out) && b.c == out.c;
@@ -112,11 +115,12 @@ bool shapes_fit(const xq_op& op) {
 using namespace xq;
 
 int xq_op_check(const xq_op* op) {
-  if (!op || op->kind < XQ_OP_COPY || op->kind > XQ_OP_LAYER_NORM) return XQ_BAD_ARGUMENT;
+  if (!op || op->kind < XQ_OP_COPY || op->kind > XQ_OP_LUT_REAL) return XQ_BAD_ARGUMENT;
   if (op->isa < XQ_ISA_REFERENCE || op->isa > XQ_ISA_AMX_INT8) return XQ_BAD_ARGUMENT;
   if (!sane(op->a) || !sane(op->out)) return XQ_BAD_ARGUMENT;
   if ((op->kind == XQ_OP_ADD || op->kind == XQ_OP_MUL) && !sane(op->b)) return XQ_BAD_ARGUMENT;
   if (op->kind == XQ_OP_LUT && !op->lut) return XQ_BAD_ARGUMENT;
+  if (op->kind == XQ_OP_LUT_REAL && !op->reals) return XQ_BAD_ARGUMENT;
   if (op->kind == XQ_OP_AFFINE && !(op->scale_c && op->shift_c)) return XQ_BAD_ARGUMENT;
   if (op->kind == XQ_OP_LAYER_NORM && !(op->eps >= 0)) return XQ_BAD_ARGUMENT;
   if (!__builtin_isfinite(op->a_mult) || !__builtin_isfinite(op->b_mult) || !__builtin_isfinite(op->eps)) return XQ_NOT_FINITE;

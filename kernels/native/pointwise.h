@@ -155,6 +155,7 @@ void op_stretch(const xq_op& op, const Stretch& s, const typename V::Table* tabl
     case XQ_OP_BILINEAR: return bilinear<V>(op, s, round);
     case XQ_OP_QUANTIZE: return quantize<V>(op, s, round);
     case XQ_OP_DEQUANTIZE: return dequantize<V>(op, s);
+    case XQ_OP_LUT_REAL: return look_up_reals<V>(op, s);
     case XQ_OP_AFFINE: return affine<V>(op, s, round);
     default: return layer_norm<V>(op, s, round);
   }

@@ -168,8 +168,9 @@ void one_pixel(const xq_op& op, const Index& at, int64_t w) {
       float v;
       memcpy(&v, pixel(op.a, at.n, at.d, at.h, w) + c * op.a_stride_c, sizeof v);
       out[c] = finish(op, v * op.a_mult);
-    } else if (op.kind == XQ_OP_DEQUANTIZE) {
-      const float v = static_cast<float>(pixel(op.a, at.n, at.d, at.h, w)[c] - op.a_zp) * op.a_mult;
+    } else if (op.kind == XQ_OP_DEQUANTIZE || op.kind == XQ_OP_LUT_REAL) {
+      const uint8_t a = pixel(op.a, at.n, at.d, at.h, w)[c];
+      const float v = op.kind == XQ_OP_LUT_REAL ? op.reals[a] : static_cast<float>(a - op.a_zp) * op.a_mult;
       memcpy(out + c * op.out_stride_c, &v, sizeof v);
     } else {
       out[c] = one_value(op, at, w, c);

@@ -22,7 +22,15 @@ StepPtr dequantize(StepFields& fields) {
   return std::move(op).step();
 }
 
-const RegisterStep kinds[] = {{"quantize", quantize}, {"dequantize", dequantize}};
+StepPtr lut_real(StepFields& fields) {
+  const int64_t stride_c = fields.integer("out_stride_c");
+  NativeOp op(XQ_OP_LUT_REAL, fields, fields.tensor(Access::kRead, "a"), fields.reals(Access::kWrite, "out", stride_c));
+  op.op.out_stride_c = stride_c;
+  op.op.reals = op.reals("table");
+  return std::move(op).step();
+}
+
+const RegisterStep kinds[] = {{"quantize", quantize}, {"dequantize", dequantize}, {"lut_real", lut_real}};
 
 }  // namespace
 }  // namespace x86quant::runtime

@@ -73,6 +73,11 @@ const uint8_t* NativeOp::codes(const char* name) {
   return kept_.back().as<uint8_t>();
 }
 
+const float* NativeOp::reals(const char* name) {
+  kept_.push_back(fields.table(name, Type::kFloat, 256));
+  return kept_.back().as<float>();
+}
+
 const float* NativeOp::one_a_channel(const char* name) {
   kept_.push_back(fields.table(name, Type::kFloat, out.view.c));
   return kept_.back().as<float>();

@@ -18,6 +18,7 @@ class NativeOp {
   void read_b();                     // tensor "b"
   void read_rounding();              // "out_zp"; "lo", "hi" and "lut", where it has them
   const uint8_t* codes(const char* name);                // a table of 256 codes
+  const float* reals(const char* name);                  // a table of 256 floats
   const float* one_a_channel(const char* name);          // a float for each channel of the output
 
   // Checks the op.

@@ -288,3 +288,18 @@ def test_bad_calls_are_refused(lib: capi.Library) -> None:
         lib.pack(spec, "avx2", "depthwise")
     with pytest.raises(capi.NativeError, match="do not fit"):
         lib.op("add", "reference", x, x, b=out)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("channels", [1, 6, 63])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (0, 4, 1, 2, 3), (4, 0, 1, 2, 3)])
+def test_codes_are_looked_up_as_floats_wherever_these_lie(
+    lib: capi.Library, isa: str, channels: int, order: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(channels)
+    codes = rng.integers(0, 256, (2, 2, 5, 7, channels)).astype(np.uint8)
+    table = rng.normal(size=256).astype(np.float32)
+    shape = [codes.shape[dim] for dim in order]
+    out = np.zeros(shape, np.float32).transpose(np.argsort(order))
+    lib.op("lut_real", isa, codes, out, reals=table)
+    np.testing.assert_array_equal(out, table[codes])

@@ -116,6 +116,9 @@ CASES: list[tuple[str, Callable[..., torch.Tensor], list[nn.Module], dict[str, i
     ("lower_upsample", lambda x: q(F.interpolate(x, scale_factor=2)), [], {"upsample": 1}),
     ("lower_unary", lambda x: q(F.gelu(x)), [], {"lut": 1}),
     ("lower_unary", lambda x: q(torch.sigmoid(x) * 2 + 1), [], {"lut": 1}),
+    ("look_up_reals", lambda x: F.gelu(x), [], {"lut_real": 1}),
+    ("look_up_reals", lambda x: x * torch.sigmoid(x), [], {"lut_real": 1}),
+    ("look_up_reals", lambda x: F.softmax(F.silu(x), 1), [], {"lut_real": 1, "softmax": 1}),
 ]
 
 

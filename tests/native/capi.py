@@ -47,6 +47,7 @@ OPS = (
     "dequantize",
     "affine",
     "layer_norm",
+    "lut_real",
 )
 
 Bytes = npt.NDArray[np.uint8]
@@ -153,6 +154,7 @@ class Op(ctypes.Structure):
         ("scale_c", ctypes.c_void_p),
         ("shift_c", ctypes.c_void_p),
         ("eps", ctypes.c_float),
+        ("reals", ctypes.c_void_p),
     ]
 
 
@@ -494,7 +496,7 @@ class Library:
         for name, value in fields.items():
             if name == "b":
                 op.b = Tensor.of(value)
-            elif name in ("lut", "scale_c", "shift_c"):
+            elif name in ("lut", "scale_c", "shift_c", "reals"):
                 setattr(op, name, value.ctypes.data)
             elif name == "scale":
                 op.scale = (ctypes.c_float * 3)(*value)

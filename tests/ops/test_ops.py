@@ -112,6 +112,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     },
     "requantize": {"x": X, **IN, **OUT},
     "lut": {"x": X, "table": TABLE},
+    "lut_real": {"x": X, "table": torch.linspace(-1, 9, 256)},
     "conv": {
         "x": X,
         **CONV,

@@ -41,6 +41,7 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
     "linear_real": ("weight", "weight_scale", "bias"),
     "linear_weight_only": ("weight", "weight_scale", "bias"),
     "lut": ("table",),
+    "lut_real": ("table",),
     "mul": ("lut",),
 }
 
@@ -127,7 +128,7 @@ def _check_call(
     if op in _WITH_TENSORS:
         _WITH_TENSORS[op](kwargs, found)
     for name in ("lut", "table"):
-        _check_table(found.get(name))
+        _check_table(found.get(name), torch.float32 if op == "lut_real" else torch.uint8)
 
 
 # --- single arguments ------------------------------------------------------------------------
@@ -170,10 +171,11 @@ def _check_clamp(kwargs: Mapping[str, Any]) -> None:
         )
 
 
-def _check_table(table: torch.Tensor | None) -> None:
-    if table is not None and (table.dtype != torch.uint8 or table.shape != (256,)):
+def _check_table(table: torch.Tensor | None, dtype: torch.dtype) -> None:
+    if table is not None and (table.dtype != dtype or table.shape != (256,)):
+        values = "uint8 codes" if dtype == torch.uint8 else "floats"
         raise UnsupportedError(
-            f"its table is {table.dtype} {tuple(table.shape)}, and a table is 256 uint8 codes"
+            f"its table is {table.dtype} {tuple(table.shape)}, and a table is 256 {values}"
         )
 
 

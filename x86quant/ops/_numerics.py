@@ -107,9 +107,10 @@ def check_clamp(op: str, lo: int, hi: int) -> None:
         raise InvalidInputError(f"x86quant::{op}: need 0 <= lo <= hi <= 255, got {lo} and {hi}")
 
 
-def check_table(op: str, table: torch.Tensor | None) -> None:
-    """A look-up table is 256 codes."""
-    if table is not None and (tuple(table.shape) != (256,) or table.dtype != torch.uint8):
+def check_table(op: str, table: torch.Tensor | None, dtype: torch.dtype = torch.uint8) -> None:
+    """A look-up table is 256 codes, or as many floats."""
+    if table is not None and (tuple(table.shape) != (256,) or table.dtype != dtype):
+        values = "uint8 codes" if dtype == torch.uint8 else "floats"
         raise InvalidInputError(
-            f"x86quant::{op}: a table is 256 uint8 codes, got {table.dtype} {tuple(table.shape)}"
+            f"x86quant::{op}: a table is 256 {values}, got {table.dtype} {tuple(table.shape)}"
         )

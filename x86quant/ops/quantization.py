@@ -1,4 +1,4 @@
-"""Between reals and codes: quantize, dequantize, requantize, table look-up."""
+"""Between reals and codes: quantize, dequantize, requantize, look-up in tables of either."""
 
 from __future__ import annotations
 
@@ -68,3 +68,15 @@ def lut(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     check_codes("lut", x=x)
     check_table("lut", table)
     return channels_last(lookup(x, table))
+
+
+@register("Tensor x, Tensor table, bool contiguous=False")
+def lut_real(x: torch.Tensor, table: torch.Tensor, contiguous: bool = False) -> torch.Tensor:
+    """``table[x]``, 256 floats: any unary function of a quantized tensor that floats read.
+
+    It is laid out as by ``dequantize``.
+    """
+    check_codes("lut_real", x=x)
+    check_table("lut_real", table, torch.float32)
+    real = lookup(x, table)
+    return real.contiguous() if contiguous else channels_last(real)

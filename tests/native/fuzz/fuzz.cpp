@@ -238,12 +238,13 @@ bool op_agrees(Random& r, const std::vector<int>& isas) {
 // Between float and codes, and per channel. Floats lie channels-last or channels-first.
 bool channel_op_agrees(Random& r, const std::vector<int>& isas) {
   xq_op op{};
-  const int kinds[4] = {XQ_OP_QUANTIZE, XQ_OP_DEQUANTIZE, XQ_OP_AFFINE, XQ_OP_LAYER_NORM};
-  op.kind = kinds[r.upto(4) - 1];
+  const int kinds[5] = {XQ_OP_QUANTIZE, XQ_OP_DEQUANTIZE, XQ_OP_AFFINE, XQ_OP_LAYER_NORM, XQ_OP_LUT_REAL};
+  op.kind = kinds[r.upto(5) - 1];
   op.groups = 1;
   for (int i = 0; i < 3; ++i) op.kernel[i] = op.stride[i] = op.dilation[i] = 1;
   const int64_t n = r.upto(2), h = r.upto(9), w = r.upto(40), c = r.upto(150), size = n * h * w * c;
-  const bool planes = r.one_in(2), quantize = op.kind == XQ_OP_QUANTIZE, dequantize = op.kind == XQ_OP_DEQUANTIZE;
+  const bool planes = r.one_in(2), quantize = op.kind == XQ_OP_QUANTIZE;
+  const bool dequantize = op.kind == XQ_OP_DEQUANTIZE || op.kind == XQ_OP_LUT_REAL;
   Bytes codes = r.bytes(static_cast<size_t>(size)), lut = r.bytes(256);
   std::vector<float> reals(static_cast<size_t>(size)), scale(static_cast<size_t>(c)), shift(scale.size());
   const float odd[4] = {NAN, INFINITY, -INFINITY, 3e38f};
@@ -251,6 +252,9 @@ bool channel_op_agrees(Random& r, const std::vector<int>& isas) {
   for (float& x : scale) x = static_cast<float>(r.byte() - 128) / 90.0f;
   for (float& x : shift) x = static_cast<float>(r.byte() - 128);
   op.a_mult = 1.3f, op.a_zp = r.byte(), op.out_zp = r.byte(), op.hi = 255, op.eps = 0.1f;
+  std::vector<float> table(256);
+  for (float& x : table) x = static_cast<float>(r.byte() - 128) / 3.0f;
+  op.reals = table.data();
   op.lut = !dequantize && r.one_in(3) ? lut.data() : nullptr;
   const bool plain = op.kind == XQ_OP_LAYER_NORM && r.one_in(3);
   op.scale_c = plain ? nullptr : scale.data();

@@ -32,7 +32,13 @@ from x86quant.lowering.passes.floats import (
     lay_out_results,
     remove_float_pairs,
 )
-from x86quant.lowering.passes.functions import lower_affine, lower_binary, lower_prelu, lower_unary
+from x86quant.lowering.passes.functions import (
+    look_up_reals,
+    lower_affine,
+    lower_binary,
+    lower_prelu,
+    lower_unary,
+)
 from x86quant.lowering.passes.interaction import fuse_interaction
 from x86quant.lowering.passes.moves import hoist_quantize, sink_permutes, views_on_codes
 from x86quant.lowering.passes.norms import lower_group_norm, lower_layer_norm, spell_instance_norm
@@ -87,6 +93,7 @@ PASSES: tuple[Pass, ...] = (
     spell_instance_norm,
     turn_columns,
     # What stays in float.
+    look_up_reals,
     lower_float_convolution,
     fuse_float_functions,
     fuse_float_rounding,

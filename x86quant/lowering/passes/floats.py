@@ -261,7 +261,9 @@ def lay_out_results(gm: GraphModule) -> int:
         if not lies_as_in_float(copy):
             continue
         real = copy.args[0]
-        if isinstance(real, Node) and is_op(real, "conv_real", "dequantize", "float_conv"):
+        if isinstance(real, Node) and is_op(
+            real, "conv_real", "dequantize", "float_conv", "lut_real"
+        ):
             real.update_kwarg("contiguous", True)
             replace(copy, real)
             changed += 1

@@ -192,15 +192,18 @@ def lower_unary(gm: GraphModule) -> int:
     """
     changed = 0
     for quantize in nodes_of(gm, "quantize"):
-        steps, sources = _function(gm, quantize)
+        last: Any = quantize.kwargs["x"]
+        steps, sources = _function(gm, last)
         codes = {dequantized(source) for source in sources}
         if not steps or len(codes) != 1 or None in codes:
-            if steps and len(sources) == 1:
-                why(steps[0], "its input is not quantized")
+            for source in sources if steps and len(sources) == 1 else ():
+                first = next(user for user in source.users if user in steps)
+                why(first, "its input is not quantized")
             continue
-        table = _evaluated(gm, steps, quantize, sources)
+        reals = _evaluated(gm, steps, last, sources)
+        table = op("quantize")(reals, **scale_and_zp("out", quantize))
         with gm.graph.inserting_before(quantize):
-            node = add_constant(gm, gm.graph, f"{steps[0].name}_table", table)
+            node = add_constant(gm, gm.graph, f"{last.name}_table", table)
             new = emit(gm.graph, "lut", quantize, x=codes.pop(), table=node)
         new.meta["qparams"] = qparams_of(quantize)
         replace(quantize, new)
@@ -208,24 +211,48 @@ def lower_unary(gm: GraphModule) -> int:
     return finish(gm, changed)
 
 
-def _function(gm: GraphModule, quantize: Node) -> tuple[list[Node], set[Node]]:
-    """The elementwise ops that lead to ``quantize``, in order, and what they start from."""
-    steps: dict[Node, None] = {}
+def look_up_reals(gm: GraphModule) -> int:
+    """A function of one quantized tensor that floats read becomes a table of 256 floats.
+
+    Returns the number of tables made.
+    """
+    changed = 0
+    for last in reversed(gm.graph.nodes):
+        if not last.users:  # a step of a function that has a table by now
+            continue
+        steps, sources = _function(gm, last)
+        codes = {dequantized(source) for source in sources}
+        if not steps or len(codes) != 1 or None in codes:
+            continue
+        table = _evaluated(gm, steps, last, sources)
+        if table.dtype != torch.float32:
+            continue
+        with gm.graph.inserting_before(last):
+            node = add_constant(gm, gm.graph, f"{last.name}_reals", table)
+            new = emit(gm.graph, "lut_real", last, x=codes.pop(), table=node)
+        replace(last, new)
+        changed += 1
+    return finish(gm, changed)
+
+
+def _function(gm: GraphModule, last: Any) -> tuple[set[Node], set[Node]]:
+    """The elementwise ops that lead to ``last``, itself among them, and what they start from."""
+    steps: set[Node] = set()
     sources: set[Node] = set()
-    waiting: list[Any] = [quantize.kwargs["x"]]
+    waiting: list[Any] = [last]
     while waiting and len(steps) <= _MOST_STEPS:
         value = waiting.pop()
         if value in steps or value in sources:
             continue
         if value.target in JOINS and all(isinstance(x, Node) for x in value.args):
-            steps[value] = None
+            steps.add(value)
             waiting += value.args
         elif value.target in UNARY and _is_elementwise(gm, value):
-            steps[value] = None
+            steps.add(value)
             waiting.append(value.args[0])
         else:
             sources.add(value)
-    return [node for node in gm.graph.nodes if node in steps] if steps else [], sources
+    return steps, sources
 
 
 def _is_elementwise(gm: GraphModule, node: Node) -> bool:
@@ -237,20 +264,19 @@ def _is_elementwise(gm: GraphModule, node: Node) -> bool:
     return True
 
 
-def _evaluated(
-    gm: GraphModule, steps: list[Node], quantize: Node, sources: set[Node]
-) -> torch.Tensor:
+def _evaluated(gm: GraphModule, steps: set[Node], last: Node, sources: set[Node]) -> torch.Tensor:
+    """What ``last`` of ``steps`` is for the real that each code of ``sources`` stands for."""
     inputs = torch.arange(256, dtype=torch.uint8)
     values: dict[Any, Any] = {
         source: op("dequantize")(inputs, **scale_and_zp("x", source.kwargs["x"]))  # type: ignore[arg-type]
         for source in sources
     }
-    for node in steps:
+    for node in (node for node in gm.graph.nodes if node in steps):
         arguments = [
             values.get(argument, constant(gm, argument)) if isinstance(argument, Node) else argument
             for argument in node.args
         ]
         assert callable(node.target)
         values[node] = node.target(*arguments, **node.kwargs)
-    table: torch.Tensor = op("quantize")(values[steps[-1]], **scale_and_zp("out", quantize))
-    return table
+    found: torch.Tensor = values[last]
+    return found

@@ -21,6 +21,7 @@ from x86quant.lowering.row_passes.padding import leave_out_padding
 from x86quant.lowering.row_passes.row_activations import (
     fold_sigmoid_gates,
     fuse_gates,
+    look_up_reals_moved,
     recognise_activations,
 )
 from x86quant.lowering.row_passes.row_attention import quantize_attention, recognise_attention
@@ -50,6 +51,7 @@ ROW_PASSES: tuple[Pass, ...] = (
     take_tokens,
     drop_identities,
     recognise_activations,
+    look_up_reals_moved,
     fold_sigmoid_gates,
     fuse_activation,
     share_row_codes,

@@ -12,12 +12,15 @@ from torch.fx.node import map_arg
 from x86quant.lowering.graph_tools import (
     add_constant,
     constant,
+    emit,
     finish,
     is_op,
     nodes_of,
+    op,
     replace,
     set_kwargs,
 )
+from x86quant.lowering.normalize import UNARY
 from x86quant.lowering.row_passes._values import (
     call,
     emit_many,
@@ -27,6 +30,7 @@ from x86quant.lowering.row_passes._values import (
     take_over,
     value_of,
 )
+from x86quant.lowering.views import is_view
 
 aten = torch.ops.aten
 
@@ -195,6 +199,48 @@ def _divide(gm: GraphModule, linear: Node, result: Node, factor: float) -> None:
         value = value_of(result)
         divided = call(gm.graph, aten.mul.Tensor, value, linear, 1 / factor)
     result.replace_all_uses_with(divided)
+
+
+def look_up_reals_moved(gm: GraphModule) -> int:
+    """A function of reals that are moved, if anything, once codes became them: a table of reals.
+
+    Such stand behind the static convolutions between a transformer's layers.
+
+    Returns the number of functions that are in tables now.
+    """
+    changed = 0
+    for node in list(gm.graph.nodes):
+        if node.target not in UNARY or any(isinstance(x, Node) for x in node.args[1:]):
+            continue
+        source = node.args[0]
+        while isinstance(source, Node) and is_view(source) and is_alone(source):
+            source = source.args[0]
+        if not is_float32(source, node) or not is_alone(source):
+            continue
+        reals = _reals_of_codes(gm, source)
+        if reals is None:
+            continue
+        table = node.target(reals, *node.args[1:], **node.kwargs)
+        with gm.graph.inserting_before(source):
+            buffer = add_constant(gm, gm.graph, f"{node.name}_reals", table)
+            codes, contiguous = source.kwargs["x"], source.kwargs["contiguous"]
+            new = emit(gm.graph, "lut_real", node, x=codes, table=buffer, contiguous=contiguous)
+        new.meta["val"] = source.meta["val"]
+        replace(source, new)
+        replace(node, node.args[0])
+        changed += 1
+    return finish(gm, changed)
+
+
+def _reals_of_codes(gm: GraphModule, node: Node) -> torch.Tensor | None:
+    """What ``node`` makes of each code, if it makes reals of codes."""
+    if is_op(node, "lut_real"):
+        return constant(gm, node.kwargs["table"])
+    if not is_op(node, "dequantize"):
+        return None
+    given = {**node.kwargs, "x": torch.arange(256, dtype=torch.uint8)}
+    found: torch.Tensor = op("dequantize")(**given)
+    return found
 
 
 _ROWS = ("codes", "scale", "zero_point")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,6 +40,16 @@ def _feeds_conv(node: Node) -> bool:
 
 def _dequantize(draft: Draft, node: Node) -> Value:
     kwargs: Any = node.kwargs
+    return _reals(draft, node, "dequantize", {"a_zp": kwargs["x_zp"], "a_mult": kwargs["x_scale"]})
+
+
+def _lut_real(draft: Draft, node: Node) -> Value:
+    return _reals(draft, node, "lut_real", {"table": draft.table(node, "table")})
+
+
+def _reals(draft: Draft, node: Node, kind: str, how: Mapping[str, Any]) -> Value:
+    """A step that makes floats of the codes that ``node`` reads."""
+    kwargs: Any = node.kwargs
     x = draft.value(kwargs["x"])
     rank = x.meta.dim()
     free = rank >= 4 and not kwargs.get("contiguous")
@@ -51,10 +62,9 @@ def _dequantize(draft: Draft, node: Node) -> Value:
         "a": codes,
         "out": real,
         "out_stride_c": 4 * out.meta.stride(channel),
-        "a_zp": kwargs["x_zp"],
-        "a_mult": kwargs["x_scale"],
+        **how,
     }
-    return draft.add(node, NativeStep("dequantize", fields), [x], out)
+    return draft.add(node, NativeStep(kind, fields), [x], out)
 
 
 def _float_and_codes(real: Value, codes: Value) -> tuple[int, NativeTensor, NativeTensor]:
@@ -76,4 +86,5 @@ def _float_and_codes(real: Value, codes: Value) -> tuple[int, NativeTensor, Nati
 FORMS = (
     NativeForm("quantize", same_sizes, _quantize, reads=torch.float32),
     NativeForm("dequantize", same_sizes, _dequantize, gives=torch.float32, viewed=False),
+    NativeForm("lut_real", same_sizes, _lut_real, gives=torch.float32, viewed=False),
 )
