@@ -65,6 +65,37 @@ def test_a_spelled_activation_whose_steps_others_read_stays() -> None:
     assert "linear_rows_rows" not in lowered(forward)
 
 
+def _reals_of_codes(x: torch.Tensor) -> torch.Tensor:
+    codes = torch.ops.x86quant.quantize(x, 0.05, 100)
+    real: torch.Tensor = torch.ops.x86quant.dequantize(codes, 0.05, 100)
+    return real
+
+
+@pytest.mark.parametrize(
+    "function",
+    [F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.hardswish, lambda x: x.neg().exp()],
+    ids=["gelu", "by tanh", "hard swish", "two functions"],
+)
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_function_of_the_reals_of_codes_is_a_table(function: Any, moved: bool) -> None:
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        real = _reals_of_codes(x)
+        found: torch.Tensor = function(
+            real.flatten(1).view(2, 32, 5).transpose(1, 2) if moved else real
+        )
+        return found + x
+
+    assert lowered(forward) == {"quantize": 1, "lut_real": 1}
+
+
+def test_reals_of_codes_that_others_read_stay() -> None:
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        real = _reals_of_codes(x)
+        return F.gelu(real) + real
+
+    assert lowered(forward) == {"quantize": 1, "dequantize": 1}
+
+
 def test_readers_of_one_value_share_its_codes_and_are_one_product() -> None:
     assert lowered(lambda m, x: (m.q(x), m.k(x), m.up(x))) == {"quantize_rows": 1, "linear_rows": 1}
 

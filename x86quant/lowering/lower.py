@@ -168,6 +168,7 @@ def _flat_copy(exported: GraphModule) -> GraphModule:
         values[node].meta = dict(node.meta)
         if layer := exported_layer(node).removeprefix("inner").removeprefix("."):
             values[node].meta["layer"] = layer
+    graph.eliminate_dead_code()  # exports hold weights that nobody reads
     return GraphModule(root, graph, class_name="RowGraph").eval()
 
 

@@ -37,7 +37,7 @@ def drop_identities(gm: GraphModule) -> int:
         node.replace_all_uses_with(source)
         gm.graph.erase_node(node)
         changed += 1
-    return finish(gm, max(changed, 1)) and changed
+    return finish(gm, changed)
 
 
 def _same_as(node: Node) -> Node | None:
