@@ -41,3 +41,30 @@ def test_a_graph_holds_for_the_calls_that_are_made(rows: int) -> None:
     assert (fast(x) - model(x)).abs().max() < 0.1
     other = torch.randn(4, 6, 32)
     assert (fast(other) - model(other)).abs().max() < 0.1
+
+
+class _TakesTokens(nn.Module):
+    """Some tokens, whose places it keeps, are results, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+        self.register_buffer("places", torch.tensor([3, 0]))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.block(x)
+        return y[:, self.places], y
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("error")
+def test_tokens_are_taken_at_places_that_the_model_keeps() -> None:
+    torch.manual_seed(0)
+    model = to_dynamic(_TakesTokens().eval())
+    with_block_graphs(model, [Call((torch.randn(2, 6, 32),)), Call((torch.randn(3, 7, 32),))])
+    forward = vars(model)["forward"]
+    assert isinstance(forward, BlockGraphs)
+    (graph,) = forward.graphs
+    assert "take_tokens" in str(graph.compiled.graph_module.graph)
+    taken, whole = model(torch.randn(4, 5, 32))
+    assert torch.equal(taken, whole[:, [3, 0]])

@@ -14,7 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import x86quant
 from x86quant import extension
+from x86quant.artifacts.file.content import Content
+from x86quant.artifacts.records.guarded_form import read_token_step, write_token_step
 from x86quant.compiled.block_graphs import BlockGraphs
+from x86quant.compiled.token_step import TokenStep
 
 transformers = pytest.importorskip("transformers")
 
@@ -550,3 +553,40 @@ def test_inference_mode_and_what_follows_it(pair: Any) -> None:
         added(fused, cache, token)
     assert runs == [1]
     assert cache.get_seq_length() == 8
+
+
+def test_a_decoder_that_caches_only_when_told_to_returns_no_cache_unasked(tmp_path: Path) -> None:
+    class OnlyAsked(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        """As some decoders of transformers do, it does not look at ``config.use_cache``."""
+
+        def forward(
+            self,
+            input_ids: Any = None,
+            attention_mask: Any = None,
+            position_ids: Any = None,
+            past_key_values: Any = None,
+            use_cache: Any = None,
+            logits_to_keep: Any = 0,
+            **more: Any,
+        ) -> Any:
+            names = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep")
+            given = {name: x for name, x in locals().items() if name in names}
+            return super().forward(input_ids, use_cache=bool(use_cache), **given, **more)
+
+    model = OnlyAsked(decoder("llama", width=32, layers=2, vocabulary=60).config).eval()
+    data = [{"input_ids": prompt(2, n)} for n in (7, 9, 5)]
+    fused = x86quant.quantize(model, data, speed_check=False, progress=False, fuse_blocks=True)
+    step = fused.forward.token_step
+    for one in (step, read_token_step(*_written(step))):
+        fused.forward.token_step = one
+        with torch.no_grad():
+            assert fused(input_ids=prompt()).keys() == model(input_ids=prompt()).keys()
+            with counted(fused) as runs:
+                assert fused(input_ids=prompt(), use_cache=True).past_key_values is not None
+            assert runs == [1]
+
+
+def _written(step: TokenStep) -> tuple[dict[str, Any], Any]:
+    """What a file says of ``step``, and what reads the graph in it."""
+    content = write_token_step(step, None, lambda *_: {})  # type: ignore[arg-type]
+    return content, lambda _: Content(lambda _: step.compiled, whole=step.compiled)

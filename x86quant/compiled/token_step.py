@@ -50,6 +50,8 @@ class TokenStep:
         heads, size: of keys and values.
         zeros_unseen: whether the decoder's own attention gives zeros to a token that sees none, as
             the graph does.
+        caches_unasked: whether the decoder makes a cache where a call does not tell ``use_cache``
+            and its configuration says yes.
     """
 
     compiled: CompiledModule
@@ -58,11 +60,14 @@ class TokenStep:
     heads: int
     size: int
     zeros_unseen: bool
+    caches_unasked: bool = True
 
     def answer(self, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the forward returns, or None if the graph does not stand for this call."""
         ids: Any = kwargs.get("input_ids")
         if args or not _is_ids(ids) or not _leaves_result(config, kwargs):
+            return None
+        if not (kwargs.get("use_cache") or self.caches_unasked):
             return None
         batch, tokens = ids.shape
         keep = _kept(kwargs.get("logits_to_keep"), tokens)

@@ -142,7 +142,7 @@ def _add_part(
 
 
 #: Arguments that steps read where they lie, rather than pack, even if they are constants.
-_READ = ("mask", "h", "c")
+_READ = ("mask", "h", "c", "places")
 
 
 def _read(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -71,7 +71,8 @@ def read_guarded(content: dict[str, Any], read: Read) -> Content:
 
 
 _NUMBERS = ("layers", "heads", "size")
-_STEP_ENTRIES = {"compiled", "result", "zeros_unseen", *_NUMBERS}
+_FLAGS = ("zeros_unseen", "caches_unasked")
+_STEP_ENTRIES = {"compiled", "result", *_FLAGS, *_NUMBERS}
 #: ids, positions, the cache, hidden tokens, wanted tokens, the cache's length
 _INPUTS = 6
 
@@ -83,14 +84,14 @@ def write_token_step(step: TokenStep, tensors: TensorWriter, write: Write) -> di
     return {
         "compiled": write(step.compiled, tensors),
         "result": step.result.__name__,
-        "zeros_unseen": step.zeros_unseen,
-        **{name: getattr(step, name) for name in _NUMBERS},
+        **{name: getattr(step, name) for name in (*_FLAGS, *_NUMBERS)},
     }
 
 
 def read_token_step(content: object, read: Read) -> TokenStep:
     """What ``write_token_step`` wrote; ``read`` reads the record in it."""
     found = typed(dict, content, "a token step")
+    found = {"caches_unasked": True, **found}  # files of earlier versions lack it
     check_keys("a token step", found, _STEP_ENTRIES)
     compiled = read(found["compiled"]).whole
     if not isinstance(compiled, CompiledModule):
@@ -105,9 +106,9 @@ def read_token_step(content: object, read: Read) -> TokenStep:
     numbers = [typed(int, found[key], f"the {key} of a token step") for key in _NUMBERS]
     if min(numbers) < 1:
         raise ArtifactError("the sizes of a token step are no sizes")
-    zeros_unseen = typed(bool, found["zeros_unseen"], "zeros_unseen of a token step")
+    flags = [typed(bool, found[key], f"{key} of a token step") for key in _FLAGS]
     layers, heads, size = numbers
-    return TokenStep(compiled, result, layers, heads, size, zeros_unseen)
+    return TokenStep(compiled, result, layers, heads, size, *flags)
 
 
 def _result_class(name: str) -> type | None:

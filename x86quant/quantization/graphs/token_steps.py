@@ -109,10 +109,23 @@ def _token_step(model: Any) -> TokenStep:
         compiled = compiled_rows(lowered, reports)
         zeros_unseen = model.config._attn_implementation == "sdpa"
         step = TokenStep(
-            compiled, exact[0].kind, layers, past.shape[2], past.shape[4], zeros_unseen
+            compiled,
+            exact[0].kind,
+            layers,
+            past.shape[2],
+            past.shape[4],
+            zeros_unseen,
+            _caches_unasked(model),
         )
         _check_noise(model, step, cache_of, cases, exact)
     return step
+
+
+def _caches_unasked(model: Any) -> bool:
+    """Whether ``model`` makes a cache where a call does not say whether it should."""
+    with torch.no_grad():
+        result = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), return_dict=True)
+    return _cache_of(result) is not None
 
 
 def _cache_maker(model: Any) -> Callable[[torch.Tensor], Any]:
