@@ -25,6 +25,35 @@ def test_hooks_of_layers_run():
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("transformers_own", [False, True])
+def test_hooks_that_transformers_collects_by_leave_a_network_whole(transformers_own: bool) -> None:
+    """They do nothing unless a model asks; what they then did is in the graph."""
+
+    collected: list[torch.Tensor] | None = None
+
+    def hook(module: nn.Module, args: object, result: torch.Tensor) -> None:
+        if collected is not None:
+            collected.append(result)
+
+    if transformers_own:
+        hook.__module__ = "transformers.utils.output_capturing"
+
+    def collects(model: Net, x: torch.Tensor) -> torch.Tensor:
+        nonlocal collected
+        collected = []
+        result = F.relu(x) + model.inner(x)
+        result, collected = result + collected[0], None
+        return result
+
+    model = Net(collects)
+    model.inner = nn.Sequential(nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU()))
+    model.inner[0].register_forward_hook(hook)
+    result = quantized(model.eval(), images())
+    assert isinstance(result, CompiledModule) is transformers_own
+    x = images(seed=1)
+    assert sqnr(model(x), result(x)) > 25
+
+
 def test_hooks_of_the_model_run_exactly_once():
     model = Net(lambda _, x: F.relu(x))
     seen: list[float] = []

@@ -102,3 +102,25 @@ def test_bits_of_a_table_that_is_all_there_is_are_refused_with_what_to_do(mode: 
         UnsupportedError, match=r"Embedding has no weights but its tables'.*weight_only"
     ):
         x86quant.quantize(nn.Embedding(50, 64), tokens, mode=mode, embedding_bits=8, progress=False)
+
+
+class _TwoTowers(nn.Module):
+    """Text, and pictures where some are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.pictures, self.read = nn.Linear(12, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, pictures: torch.Tensor | None = None) -> torch.Tensor:
+        if pictures is not None:
+            x = torch.cat([x, self.pictures(pictures)], 1)
+        found: torch.Tensor = self.text(x) @ self.read.weight
+        return found
+
+
+def test_layers_that_no_call_reaches_are_told_from_those_whose_weights_are_read() -> None:
+    data = [torch.randn(2, 5, 16) for _ in range(2)]
+    notes = x86quant.quantize(_TwoTowers().eval(), data, progress=False).quantization.notes
+    assert "in float, because no call that was shown reaches them: pictures" in notes
+    assert any("instead of calling them: read" in note for note in notes)

@@ -198,6 +198,12 @@ def is_known_hook(hook: object) -> bool:
     return own or str(getattr(hook, "__module__", "")).startswith("transformers.")
 
 
+def only_known_hooks(module: nn.Module) -> bool:
+    """Whether all hooks of ``module`` itself are such; it may have none."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return all(map(is_known_hook, hooks))
+
+
 #: What a forward may read off its module and compute with.
 _PLAIN = (
     bool, int, float, str, type(None), torch.dtype,

@@ -409,7 +409,9 @@ def _layers(
         names = [name or "the model's own" for name, why in left.items() if why == reason]
         notes.append(f"{layers_stay(names)} in float, because {reason}: {listed(names)}")
     called = _called(model, sample)
-    unused, differentiated, transformed = [], [], []
+    differentiated, transformed = [], []
+    unused: list[str] = []
+    unreached: list[str] = []
     for name, module in dynamic_layers(model, scheme):
         if f"{name}.".startswith(inside):
             continue
@@ -420,7 +422,7 @@ def _layers(
         elif called is None or name in called.counts or name in called.multiplied:
             yield NamedLayer(name, type(module).__name__, None, name, name)
         else:
-            unused.append(name)
+            (unused if name in called.read else unreached).append(name)
     if differentiated:
         notes.append(
             f"in float, because the model takes gradients through them: {listed(differentiated)}"
@@ -434,6 +436,8 @@ def _layers(
             f"in float, because the model reads their weights instead of calling them: "
             f"{listed(unused)}"
         )
+    if unreached:
+        notes.append(f"in float, because no call that was shown reaches them: {listed(unreached)}")
 
 
 def _called(model: nn.Module, sample: Sequence[Call]) -> Called | None:

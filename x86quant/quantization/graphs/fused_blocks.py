@@ -28,7 +28,7 @@ from x86quant.capture.traced_graph import Traced
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import BlockGraphs, tensors_for
 from x86quant.compiled.guarded import GuardedGraph
-from x86quant.compiled.watch import is_known_hook
+from x86quant.compiled.watch import only_known_hooks
 from x86quant.dynamic.layers import DynamicLinear
 from x86quant.dynamic.recurrent import takes_sequences
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
@@ -236,8 +236,7 @@ def _graphs(
     if "forward" in vars(module):
         raise UnsupportedError("its forward was replaced on the object")
     for name, inner in module.named_modules():
-        hooks = (*inner._forward_pre_hooks.values(), *inner._forward_hooks.values())
-        if inner is not module and not all(map(is_known_hook, hooks)):
+        if inner is not module and not only_known_hooks(inner):
             raise UnsupportedError(f"{name} has hooks")
     found: list[GuardedGraph] = []
     tried: list[CallForm] = []

@@ -27,6 +27,7 @@ from x86quant.capture.observed import Observed, observe
 from x86quant.capture.proof import OTHER_SEED, prove
 from x86quant.capture.traced_graph import Traced
 from x86quant.capture.variants import elements
+from x86quant.compiled.watch import only_known_hooks
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm, Structure, is_transformed
@@ -305,7 +306,11 @@ def _outside(
     """Why a graph cannot stand for ``module``, or None."""
     for name, inner in module.named_modules():
         inside = ".".join(filter(None, (path, name)))
-        if inner is not module and has_hooks(inner):
+        if (
+            inner is not module
+            and has_hooks(inner)
+            and not (path == "" and only_known_hooks(inner))
+        ):
             return f"{inside} has hooks"
         if inside in changed:
             return f"{_shown(inside)} changes its own attributes or buffers at each call"
@@ -447,26 +452,36 @@ class Called:
         multiplied: linears that are not called, but whose weights the model multiplies by.
         differentiated: modules through whose results the model itself takes gradients.
         transformed: modules that are called within torch.vmap, torch.func.grad or their kind.
+        read: modules whose weights something is computed with, their own forward or not.
     """
 
     counts: Mapping[str, int]
     multiplied: Collection[str]
     differentiated: Collection[str]
     transformed: Collection[str]
+    read: Collection[str]
 
 
 class _Products(TorchFunctionMode):
-    """Notes which linears' weights are given to ``F.linear``, and what else reads them."""
+    """Notes which linears' weights are given to ``F.linear``, and whose weights are read at all."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._paths = {
-            id(module.weight): path
-            for path, module in model.named_modules()
-            if type(module) is nn.Linear
-        }
+        self._paths: dict[int, list[str]] = {}
+        self._linears = set()
+        for path, module in model.named_modules():
+            for weight in module.parameters(recurse=False):
+                if weight.dim() > 1:  # no bias
+                    self._paths.setdefault(id(weight), []).append(path)
+            if type(module) is nn.Linear:
+                self._linears.add(path)
         self.multiplied: set[str] = set()
-        self.read: set[str] = set()
+        self.otherwise: set[str] = set()
+
+    @property
+    def read(self) -> set[str]:
+        """Modules whose weights something is computed with."""
+        return self.multiplied | self.otherwise
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -475,8 +490,10 @@ class _Products(TorchFunctionMode):
         kwargs = kwargs or {}
         if not getattr(func, "__name__", "").startswith("__get"):  # dtype, shape, device
             for place, x in enumerate((*args, *kwargs.values())):
-                if (path := self._paths.get(id(x))) is not None:
-                    (self.multiplied if func is F.linear and place == 1 else self.read).add(path)
+                multiplies = func is F.linear and place == 1
+                for path in self._paths.get(id(x), ()):
+                    known = multiplies and path in self._linears
+                    (self.multiplied if known else self.otherwise).add(path)
         return func(*args, **kwargs)
 
 
@@ -521,5 +538,5 @@ def calls_and_result(model: nn.Module, call: Call) -> tuple[Called, Any]:
     finally:
         for handle in handles:
             handle.remove()
-    multiplied = products.multiplied - products.read - counts.keys()
-    return Called(counts, multiplied, differentiated, transformed), result
+    multiplied = products.multiplied - products.otherwise - counts.keys()
+    return Called(counts, multiplied, differentiated, transformed, products.read), result
