@@ -30,6 +30,15 @@ def test_probabilities_are_one_kind_beside_what_is_larger() -> None:
     assert channels_of(scores) == []
 
 
+def test_features_that_are_below_one_here_and_there_are_no_probabilities() -> None:
+    torch.manual_seed(0)
+    features = torch.relu(torch.randn(2, 200, 4)) * 10 ** (4 * torch.rand(200, 1) - 1)
+    assert 10 < int((features.amax((0, 2)) <= 1).sum()) < 190
+    assert channels_of(features) == []
+    anchors = torch.cat([300 * torch.rand(2, 4, 50), torch.rand(2, 81, 50)], 1)
+    assert len(channels_of(torch.cat([anchors] * 3, 1))) == 2  # one behind another
+
+
 def test_channels_whose_sizes_go_over_into_each_other_are_one_kind() -> None:
     torch.manual_seed(0)
     x = torch.randn(64, 16)

@@ -95,6 +95,8 @@ def _channels(number: int, tensors: Sequence[torch.Tensor], dim: int) -> list[Va
     likely = (rows.amin(1) >= 0) & (rows.amax(1) <= 1)
     if bool(likely.all()):  # what is small is unlikely there, and no kind of its own
         return []
+    if len(rows) > _MOST_CHANNELS and not _lie_together(likely):
+        return []
     groups = [likely.nonzero().flatten().tolist()]
     others = (~likely).nonzero().flatten().tolist()
     groups += [[x] for x in others] if len(rows) <= _MOST_CHANNELS else [others]
@@ -105,6 +107,15 @@ def _channels(number: int, tensors: Sequence[torch.Tensor], dim: int) -> list[Va
         for some in groups
         if some
     ]
+
+
+def _lie_together(likely: torch.Tensor) -> bool:
+    """Whether channels are a kind by where they lie, as scores do beside boxes.
+
+    Features behind a ReLU that calibration hardly showed are within 0 and 1, too, here and there.
+    """
+    runs = int(likely[0]) + int((likely[1:] & ~likely[:-1]).sum())
+    return 2 * runs <= min(int(likely.sum()), int((~likely).sum()))
 
 
 def _rows(x: torch.Tensor, dim: int) -> torch.Tensor:
