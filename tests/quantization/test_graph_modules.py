@@ -13,8 +13,11 @@ from torch.export import Dim
 import x86quant
 from tests.quantization.any_model import sqnr
 from x86quant.calling.call import Call
+from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.errors import InvalidInputError
+from x86quant.module_copy import in_its_mode
 from x86quant.quantization.tracing.tracing import by_export, trace
+from x86quant.torchvision_import import import_torchvision
 
 NET = nn.Sequential(
     nn.Conv2d(3, 16, 3),
@@ -147,3 +150,31 @@ def test_batch_norms_and_dropouts_go_where_export_traced() -> None:
     assert "dropout" not in others
     x = torch.randn(2, 3, 9, 9)
     torch.testing.assert_close(traced(x), model(x))
+
+
+def test_feature_extractors_of_torchvision_are_quantized_in_the_mode_they_are_in() -> None:
+    """Their copies begin to train, with another graph and norms that change at each call."""
+    import_torchvision()
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    torch.manual_seed(0)
+    body = nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)),
+    )
+    model = create_feature_extractor(body.eval(), {"0": "first", "1": "last"})
+    result = x86quant.quantize(
+        model, [images() for _ in range(4)], speed_check=False, progress=False
+    )
+    assert isinstance(result, CompiledModule | GuardedModule)
+    x = images()
+    exact, found = model(x), result(x)
+    assert found.keys() == exact.keys()
+    assert all(sqnr(exact[name], found[name]) > 25 for name in exact)
+    model.train()
+    model.get_submodule("1.1").eval()
+    copied = in_its_mode(model)
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert {name: module.training for name, module in copied.named_modules()} == modes
+    assert copied.graph is copied.train_graph
+    assert in_its_mode(model.eval()).code == model.code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from x86quant.compiled.baked import TORCHS_OWN
 from x86quant.dynamic import Int8Linear
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.lowering.tensor_memory import version_of
+from x86quant.module_copy import in_its_mode
 
 _M = TypeVar("_M", bound=nn.Module)
 _Result = TypeVar("_Result")
@@ -95,7 +95,7 @@ def deep_copy(model: _M) -> _M:
     without_storage = (
         x for x in model.buffers() if x.layout not in (torch.strided, torch.sparse_coo)
     )
-    return copy.deepcopy(model, {id(x): x.detach().clone() for x in without_storage})
+    return in_its_mode(model, {id(x): x.detach().clone() for x in without_storage})
 
 
 def with_shared_tensors(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
@@ -108,7 +108,7 @@ def with_shared_tensors(model: nn.Module, memo: dict[int, Any] | None = None) ->
     memo = dict(memo or {})
     memo |= {id(x): x for x in (*model.parameters(), *model.buffers())}
     with _history_set_aside(model):
-        return copy.deepcopy(model, memo)
+        return in_its_mode(model, memo)
 
 
 @contextlib.contextmanager
