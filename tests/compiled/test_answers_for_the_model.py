@@ -234,3 +234,31 @@ def test_a_call_in_float_changes_nothing_that_fused_graphs_watch() -> None:
         result(images(size=40))
     assert result.outside == 1
     assert (_plain_values(result), _private_values(result)) == before
+
+
+class _Counts(nn.Module):
+    """It is no graph, as it counts its calls, and reads an attribute of a part that is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.calls = Net(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        found: torch.Tensor = self.body(x) * self.body.classes
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:the file holds the layers:UserWarning")
+def test_a_part_from_a_file_has_the_attributes_of_the_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    images = [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    model = x86quant.quantize(_Counts().eval(), images, speed_check=False, progress=False)
+    assert isinstance(model.body, CompiledModule)
+    path = tmp_path / "counts.x86q"
+    x86quant.save(model, path)
+    loaded = x86quant.load(path, model=_Counts().eval())
+    assert torch.equal(loaded(images[0]), model(images[0]))
+    x86quant.save(loaded, path)
+    again = x86quant.load(path, model=loaded)
+    assert torch.equal(again(images[0]), model(images[0]))

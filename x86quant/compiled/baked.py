@@ -27,7 +27,11 @@ class Baked(nn.Module):
     """
 
     def note_attributes_of(self, original: nn.Module) -> None:
-        """Remember what ``original`` might read of itself."""
+        """Remember what ``original`` might read of itself, and answers to others."""
+        if isinstance(original, Baked):  # which stands for another one
+            known = vars(original)
+            self.__dict__.update({k: known[k] for k in ("_baked", "_skeleton") if k in known})
+            return
         mine = {*dir(self), *vars(self)}
         self.__dict__["_baked"] = frozenset(_attributes(original)) - mine
         if self.__dict__.get("_original") is None:

@@ -24,7 +24,7 @@ from x86quant.artifacts.records.modules import hooks_within
 from x86quant.calling.baking import as_written, bake, computes_weights
 from x86quant.calling.state import HOOKS, with_shared_tensors
 from x86quant.compiled import GuardedModule
-from x86quant.compiled.baked import TORCHS_OWN
+from x86quant.compiled.baked import TORCHS_OWN, Baked
 from x86quant.compiled.block_graphs import (
     BlockGraphs,
     blocks_of,
@@ -301,6 +301,8 @@ class _Tree:
         if id(content) not in made:
             new = made[id(content)] = content.build(old)
             if old is not None:
+                if isinstance(new, Baked):
+                    new.note_attributes_of(old)
                 carry_attributes(old, new)
                 for kind in HOOKS:
                     getattr(new, kind).update(getattr(old, kind))
