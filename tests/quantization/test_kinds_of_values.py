@@ -37,6 +37,8 @@ def test_features_that_are_below_one_here_and_there_are_no_probabilities() -> No
     assert channels_of(features) == []
     anchors = torch.cat([300 * torch.rand(2, 4, 50), torch.rand(2, 81, 50)], 1)
     assert len(channels_of(torch.cat([anchors] * 3, 1))) == 2  # one behind another
+    point = torch.cat([300 * torch.rand(2, 2, 50), torch.rand(2, 1, 50)], 1)
+    assert len(channels_of(torch.cat([point] * 17, 1))) == 2  # a score beside each of many points
 
 
 def test_channels_whose_sizes_go_over_into_each_other_are_one_kind() -> None:

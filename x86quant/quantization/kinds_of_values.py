@@ -22,8 +22,8 @@ _APART = 16.0
 _NOTHING = 1e6
 #: Of more channels only probabilities are told from the rest: some of many are small by chance.
 _MOST_CHANNELS = 32
-
-
+#: Of probabilities, which a sigmoid or a softmax makes, a smaller share is 0.
+_FEW_ZEROS = 0.01
 #: Of a tensor so many values tell their size.
 _ENOUGH = 1 << 18
 
@@ -95,7 +95,7 @@ def _channels(number: int, tensors: Sequence[torch.Tensor], dim: int) -> list[Va
     likely = (rows.amin(1) >= 0) & (rows.amax(1) <= 1)
     if bool(likely.all()):  # what is small is unlikely there, and no kind of its own
         return []
-    if len(rows) > _MOST_CHANNELS and not _lie_together(likely):
+    if len(rows) > _MOST_CHANNELS and not _are_a_kind(likely, rows):
         return []
     groups = [likely.nonzero().flatten().tolist()]
     others = (~likely).nonzero().flatten().tolist()
@@ -109,13 +109,14 @@ def _channels(number: int, tensors: Sequence[torch.Tensor], dim: int) -> list[Va
     ]
 
 
-def _lie_together(likely: torch.Tensor) -> bool:
-    """Whether channels are a kind by where they lie, as scores do beside boxes.
+def _are_a_kind(likely: torch.Tensor, rows: torch.Tensor) -> bool:
+    """Whether the ``likely`` ones of ``rows`` are probabilities: they lie together, or none is 0.
 
     Features behind a ReLU that calibration hardly showed are within 0 and 1, too, here and there.
     """
     runs = int(likely[0]) + int((likely[1:] & ~likely[:-1]).sum())
-    return 2 * runs <= min(int(likely.sum()), int((~likely).sum()))
+    together = 2 * runs <= min(int(likely.sum()), int((~likely).sum()))
+    return together or float((rows[likely] == 0).double().mean()) < _FEW_ZEROS
 
 
 def _rows(x: torch.Tensor, dim: int) -> torch.Tensor:
