@@ -154,6 +154,30 @@ def test_a_convolution_that_stays_in_float_is_one_there(tmp_path: Path) -> None:
     assert [w.data_type for w in floats] == [onnx.TensorProto.FLOAT]
 
 
+class _Centred(nn.Module):
+    """The norms of channels, which stay in float, read what a GELU gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.gelu(self.first(x))
+        found: torch.Tensor = self.last(x * x.norm(dim=(2, 3), keepdim=True))
+        return found
+
+
+@torch.no_grad()
+def test_tables_of_floats_are_looked_up_there(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, path = torch.randn(2, 3, 14, 14), tmp_path / "net.onnx"
+    int8 = x86quant.quantize(_Centred().eval(), [x], speed_check=False)
+    x86quant.export_onnx(int8, path, x)
+    assert "Gelu" not in {node.op_type for node in onnx.load(path).graph.node}
+    (found,) = session(path).run(None, {"input": x.numpy()})
+    assert sqnr(int8(x), torch.tensor(found)) > 40
+
+
 def test_runtimes_find_int8_kernels_for_it(tmp_path: Path) -> None:
     _, int8 = int8_cnn()
     path = tmp_path / "net.onnx"

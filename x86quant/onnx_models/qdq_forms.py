@@ -1,9 +1,9 @@
 """Our operators as ONNX has them: codes to floats, an operator on floats, floats to codes.
 
 This form, QDQ, is what runtimes of ONNX know as quantized: they fuse it to their int8 kernels. What
-is left of our own are ``quantize``, ``dequantize``, ``dequantize_weight`` and ``lut``, which
-``writing_onnx`` writes as ONNX operators. Operators that are not here are spelled by their own
-definition in plain torch.
+is left of our own are ``quantize``, ``dequantize``, ``dequantize_weight``, ``lut`` and
+``lut_real``, which ``writing_onnx`` writes as ONNX operators. Operators that are not here are
+spelled by their own definition in plain torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from x86quant.plain_ops import PLAIN
 
 _OPS: Any = torch.ops.x86quant
 #: What ``writing_onnx`` writes.
-KEPT = ("quantize", "dequantize", "dequantize_weight", "lut")
+KEPT = ("quantize", "dequantize", "dequantize_weight", "lut", "lut_real")
 #: A bias of more units than this stays float: int32 sums add it to the products.
 _MOST_UNITS = 2**30
 

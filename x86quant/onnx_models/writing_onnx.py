@@ -242,10 +242,13 @@ def _translations() -> dict[Any, Callable[..., Any]]:
     def lut(x: Any, table: Any) -> Any:
         return op.Gather(table, op.Cast(x, to=_INT64))
 
+    def lut_real(x: Any, table: Any, contiguous: bool = False) -> Any:
+        return lut(x, table)
+
     def int_product(codes: Any, weight: Any) -> Any:
         return op.MatMulInteger(codes, weight)
 
     ours: Any = torch.ops.x86quant
-    written = (quantize, dequantize, dequantize_weight, lut)
+    written = (quantize, dequantize, dequantize_weight, lut, lut_real)
     found = {getattr(ours, function.__name__).default: function for function in written}
     return {**found, torch.ops.x86quant_onnx.int_product.default: int_product}
