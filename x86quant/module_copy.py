@@ -1,4 +1,4 @@
-"""Copies of modules that are in the mode of what they are copies of."""
+"""Copies of modules that do what their originals do: in their mode, with their hooks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ from torch import nn
 _M = TypeVar("_M", bound=nn.Module)
 
 
-def in_its_mode(module: _M, memo: dict[int, Any] | None = None) -> _M:
-    """``copy.deepcopy`` of ``module``; each module in it trains if, and only if, its original does.
+#: Where torch keeps what is called before and after a module.
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
 
-    torchvision's feature extractors have a graph for each mode, and their copies begin to train.
+
+def alike(module: _M, memo: dict[int, Any] | None = None) -> _M:
+    """``copy.deepcopy`` of ``module``, of graph modules as well.
+
+    Copies of those lose their hooks, and copies of torchvision's feature extractors, which have a
+    graph for each mode, begin to train.
     """
     found = copy.deepcopy(module, memo)
     copies = dict(found.named_modules())
@@ -23,4 +34,7 @@ def in_its_mode(module: _M, memo: dict[int, Any] | None = None) -> _M:
             after.train(before.training)  # which may choose another graph, and tells all inside
     for before, after in pairs:
         after.training = before.training
+        for kind in HOOKS:
+            if (lost := getattr(before, kind)) and not getattr(after, kind):
+                getattr(after, kind).update(lost)
     return found

@@ -15,7 +15,7 @@ from tests.quantization.any_model import sqnr
 from x86quant.calling.call import Call
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.errors import InvalidInputError
-from x86quant.module_copy import in_its_mode
+from x86quant.module_copy import alike
 from x86quant.quantization.tracing.tracing import by_export, trace
 from x86quant.torchvision_import import import_torchvision
 
@@ -173,8 +173,29 @@ def test_feature_extractors_of_torchvision_are_quantized_in_the_mode_they_are_in
     assert all(sqnr(exact[name], found[name]) > 25 for name in exact)
     model.train()
     model.get_submodule("1.1").eval()
-    copied = in_its_mode(model)
+    copied = alike(model)
     modes = {name: module.training for name, module in model.named_modules()}
     assert {name: module.training for name, module in copied.named_modules()} == modes
     assert copied.graph is copied.train_graph
-    assert in_its_mode(model.eval()).code == model.code
+    assert alike(model.eval()).code == model.code
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_hooks_of_a_graph_module_are_kept(inside: bool) -> None:
+    """Its copies lose them."""
+    net = torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval())
+    net.register_forward_hook(lambda module, given, result: 2 * result)
+    model: nn.Module = _Around(net).eval() if inside else net
+    result = x86quant.quantize(model, [images()], speed_check=False, progress=False)
+    x = images()
+    assert sqnr(model(x), result(x)) > 25
+
+
+class _Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.last = inner, nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.inner(x))
+        return found

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.calling.call import Call, dense
 from x86quant.calling.float_convolutions import Panels, native_float_convolutions
-from x86quant.calling.state import HOOKS
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.forms.call_form import fits, take_apart
+from x86quant.module_copy import HOOKS
 
 
 class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]

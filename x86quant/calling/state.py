@@ -16,19 +16,10 @@ from x86quant.compiled.baked import TORCHS_OWN
 from x86quant.dynamic import Int8Linear
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.lowering.tensor_memory import version_of
-from x86quant.module_copy import in_its_mode
+from x86quant.module_copy import HOOKS, alike
 
 _M = TypeVar("_M", bound=nn.Module)
 _Result = TypeVar("_Result")
-
-#: Where torch keeps what is called before and after a module.
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
 
 
 class State:
@@ -95,7 +86,7 @@ def deep_copy(model: _M) -> _M:
     without_storage = (
         x for x in model.buffers() if x.layout not in (torch.strided, torch.sparse_coo)
     )
-    return in_its_mode(model, {id(x): x.detach().clone() for x in without_storage})
+    return alike(model, {id(x): x.detach().clone() for x in without_storage})
 
 
 def with_shared_tensors(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
@@ -108,7 +99,7 @@ def with_shared_tensors(model: nn.Module, memo: dict[int, Any] | None = None) ->
     memo = dict(memo or {})
     memo |= {id(x): x for x in (*model.parameters(), *model.buffers())}
     with _history_set_aside(model):
-        return in_its_mode(model, memo)
+        return alike(model, memo)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from x86quant.dynamic.transformers_config import note_in_config
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.builder import Builder
 from x86quant.lowering.graph_tools import emit
-from x86quant.module_copy import in_its_mode
+from x86quant.module_copy import alike
 from x86quant.ops.float_type import OTHER_FLOATS, Int8Module
 
 
@@ -80,7 +80,7 @@ def to_dynamic(
         table_bits(8, tables)
     check_bits(weight_bits)
     if not inplace:
-        model = in_its_mode(model)
+        model = alike(model)
     kind = WeightOnlyLinear if weight_only else DynamicLinear
     done: dict[nn.Module, nn.Module] = {}
     heads = _converted_by_weight(model, keep) if tied else {}

@@ -22,7 +22,7 @@ from x86quant.artifacts.records import transformers_models
 from x86quant.artifacts.records.guarded_form import Write, read_token_step, write_token_step
 from x86quant.artifacts.records.modules import hooks_within
 from x86quant.calling.baking import as_written, bake, computes_weights
-from x86quant.calling.state import HOOKS, with_shared_tensors
+from x86quant.calling.state import with_shared_tensors
 from x86quant.compiled import GuardedModule
 from x86quant.compiled.baked import TORCHS_OWN, Baked
 from x86quant.compiled.block_graphs import (
@@ -39,6 +39,7 @@ from x86quant.dynamic.convert import adapt_containers
 from x86quant.dynamic.experts import open_experts
 from x86quant.dynamic.layers import Int8Sequential, carry_attributes
 from x86quant.errors import ArtifactError, ExtensionError
+from x86quant.module_copy import HOOKS
 
 _ENTRIES = {
     "class", "config", "classes", "hooks", "replaced", "tensors", "graphs", "values", "tokens"
