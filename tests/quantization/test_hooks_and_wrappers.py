@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 from tests.quantization.any_model import Net, images, quantized, sqnr
 from x86quant.compiled import CompiledModule
@@ -77,6 +77,20 @@ def test_script_modules_are_refused():
     model = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), images())
     with pytest.raises(InvalidInputError, match="ScriptModule"):
         quantized(model, images())
+
+
+def test_pruned_weights() -> None:
+    model = Net(lambda _, x: F.relu(x))
+    prune.l1_unstructured(model.a, "weight", amount=0.5)
+    prune.random_unstructured(model.b, "weight", amount=0.2)
+    prune.l1_unstructured(model.b, "bias", amount=1)
+    x = images(seed=1)
+    exact = model.eval()(x)
+    result = quantized(model, images())
+    assert isinstance(result, CompiledModule)
+    assert sqnr(exact, result(x)) > 25
+    assert prune.is_pruned(model)  # the user's own stays as it was
+    assert torch.equal(model(x), exact)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

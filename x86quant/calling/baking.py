@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -26,12 +27,12 @@ def as_written(model: nn.Module) -> nn.Module:
 
 def computes_weights(module: nn.Module) -> bool:
     """Whether parametrizations or hooks of torch compute a weight of ``module`` itself."""
-    return parametrize.is_parametrized(module) or any(_norm_hooks(module))
+    return parametrize.is_parametrized(module) or any(_weight_hooks(module))
 
 
 def bake(module: nn.Module) -> None:
     """Give ``module`` the weights that are computed for it now, as plain ones."""
-    for key, hook in list(_norm_hooks(module)):
+    for key, hook in list(_weight_hooks(module)):
         hook.remove(module)
         del module._forward_pre_hooks[key]
     if parametrize.is_parametrized(module):
@@ -40,10 +41,10 @@ def bake(module: nn.Module) -> None:
             parametrize.remove_parametrizations(module, name)
 
 
-def _norm_hooks(module: nn.Module) -> Iterator[tuple[int, Any]]:
-    """The hooks by which torch.nn.utils.weight_norm and spectral_norm make a weight."""
+def _weight_hooks(module: nn.Module) -> Iterator[tuple[int, Any]]:
+    """The hooks of torch.nn.utils that make a weight: norms of it, and pruning."""
     for key, hook in module._forward_pre_hooks.items():
-        if isinstance(hook, WeightNorm | SpectralNorm):
+        if isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod):
             yield key, hook
 
 
