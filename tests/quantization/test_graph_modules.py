@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch.export import Dim
 import x86quant
 from tests.quantization.any_model import sqnr
 from x86quant.calling.call import Call
-from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled import CompiledModule
+from x86quant.compiled.baked import Aside
 from x86quant.errors import InvalidInputError
 from x86quant.module_copy import alike
 from x86quant.quantization.tracing.tracing import by_export, trace
@@ -166,11 +168,13 @@ def test_feature_extractors_of_torchvision_are_quantized_in_the_mode_they_are_in
     result = x86quant.quantize(
         model, [images() for _ in range(4)], speed_check=False, progress=False
     )
-    assert isinstance(result, CompiledModule | GuardedModule)
+    assert isinstance(result, CompiledModule)
     x = images()
     exact, found = model(x), result(x)
     assert found.keys() == exact.keys()
     assert all(sqnr(exact[name], found[name]) > 25 for name in exact)
+    guarded = Aside(model)  # as a model that holds the float one for other calls
+    assert not any(module.training for module in copy.deepcopy(guarded).module.modules())
     model.train()
     model.get_submodule("1.1").eval()
     copied = alike(model)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from x86quant.errors import UnsupportedError, X86QuantWarning
+from x86quant.module_copy import alike
 
 #: What torch itself keeps in every module.
 TORCHS_OWN = frozenset(vars(nn.Module()))
@@ -104,6 +105,9 @@ class Aside:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Aside:
+        return Aside(alike(self.module, memo))
 
 
 def _without_data(module: nn.Module) -> nn.Module:
