@@ -555,7 +555,7 @@ def test_inference_mode_and_what_follows_it(pair: Any) -> None:
     assert cache.get_seq_length() == 8
 
 
-def test_a_decoder_that_caches_only_when_told_to_returns_no_cache_unasked(tmp_path: Path) -> None:
+def test_a_decoder_that_caches_only_when_told_to_returns_no_cache_unasked() -> None:
     class OnlyAsked(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
         """As some decoders of transformers do, it does not look at ``config.use_cache``."""
 

@@ -119,8 +119,8 @@ class _TwoTowers(nn.Module):
         return found
 
 
-def test_layers_that_no_call_reaches_are_told_from_those_whose_weights_are_read() -> None:
+def test_layers_that_the_call_does_not_reach_are_told_from_those_whose_weights_are_read() -> None:
     data = [torch.randn(2, 5, 16) for _ in range(2)]
     notes = x86quant.quantize(_TwoTowers().eval(), data, progress=False).quantization.notes
-    assert "in float, because no call that was shown reaches them: pictures" in notes
+    assert "in float, because the first call shown does not reach them: pictures" in notes
     assert any("instead of calling them: read" in note for note in notes)

@@ -437,7 +437,9 @@ def _layers(
             f"{listed(unused)}"
         )
     if unreached:
-        notes.append(f"in float, because no call that was shown reaches them: {listed(unreached)}")
+        notes.append(
+            f"in float, because the first call shown does not reach them: {listed(unreached)}"
+        )
 
 
 def _called(model: nn.Module, sample: Sequence[Call]) -> Called | None:

@@ -306,11 +306,8 @@ def _outside(
     """Why a graph cannot stand for ``module``, or None."""
     for name, inner in module.named_modules():
         inside = ".".join(filter(None, (path, name)))
-        if (
-            inner is not module
-            and has_hooks(inner)
-            and not (path == "" and only_known_hooks(inner))
-        ):
+        hooked = has_hooks(inner) if path else not only_known_hooks(inner)
+        if hooked and inner is not module:
             return f"{inside} has hooks"
         if inside in changed:
             return f"{_shown(inside)} changes its own attributes or buffers at each call"
