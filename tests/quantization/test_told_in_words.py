@@ -14,6 +14,7 @@ from tests.quantization.any_model import Branches, Net, images, quantized
 from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.compiled.guarded import GuardedModule
+from x86quant.dynamic.layers import DynamicLinear
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization.deciding import noise
 
@@ -119,8 +120,22 @@ class _TwoTowers(nn.Module):
         return found
 
 
-def test_layers_that_the_call_does_not_reach_are_told_from_those_whose_weights_are_read() -> None:
-    data = [torch.randn(2, 5, 16) for _ in range(2)]
-    notes = x86quant.quantize(_TwoTowers().eval(), data, progress=False).quantization.notes
-    assert "in float, because the first call shown does not reach them: pictures" in notes
+def _notes(*data: Any) -> tuple[str, ...]:
+    q: Any = x86quant.quantize(_TwoTowers().eval(), list(data), progress=False, speed_check=False)
+    assert isinstance(q.pictures, DynamicLinear)
+    return tuple(q.quantization.notes)
+
+
+_NOT_JUDGED = "in int8, but not judged, because no call that was shown reaches them: pictures"
+
+
+def test_layers_that_no_call_reaches_are_told_from_those_whose_weights_are_read() -> None:
+    notes = _notes(torch.randn(2, 5, 16), torch.randn(2, 5, 16))
+    assert _NOT_JUDGED in notes
     assert any("instead of calling them: read" in note for note in notes)
+
+
+def test_layers_that_a_later_call_alone_reaches_are_in_int8_and_judged() -> None:
+    text, pictures = torch.randn(2, 5, 16), torch.randn(2, 5, 12)
+    notes = _notes(text, {"x": text, "pictures": pictures})
+    assert _NOT_JUDGED not in notes

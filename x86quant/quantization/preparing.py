@@ -59,7 +59,7 @@ from x86quant.quantization.scheme import (
     left_in_float,
 )
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.static.part_search import Called, Parts, calls_of, find_parts
+from x86quant.quantization.static.part_search import Parts, called_by, find_parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
 
@@ -408,21 +408,29 @@ def _layers(
     for reason in dict.fromkeys(left.values()):
         names = [name or "the model's own" for name, why in left.items() if why == reason]
         notes.append(f"{layers_stay(names)} in float, because {reason}: {listed(names)}")
-    called = _called(model, sample)
+    candidates = {
+        name: module
+        for name, module in dynamic_layers(model, scheme)
+        if not f"{name}.".startswith(inside)
+    }
+    called = None
+    if sample:
+        with state_kept(model):
+            called = called_by(model, sample, candidates)
     differentiated, transformed = [], []
     unused: list[str] = []
     unreached: list[str] = []
-    for name, module in dynamic_layers(model, scheme):
-        if f"{name}.".startswith(inside):
-            continue
+    for name, module in candidates.items():
         if called is not None and name in called.differentiated:
             differentiated.append(name)
         elif called is not None and name in called.transformed:
             transformed.append(name)
-        elif called is None or name in called.counts or name in called.multiplied:
-            yield NamedLayer(name, type(module).__name__, None, name, name)
+        elif called is not None and name in called.read and not called.runs(name):
+            unused.append(name)
         else:
-            (unused if name in called.read else unreached).append(name)
+            if called is not None and not called.runs(name):
+                unreached.append(name)
+            yield NamedLayer(name, type(module).__name__, None, name, name)
     if differentiated:
         notes.append(
             f"in float, because the model takes gradients through them: {listed(differentiated)}"
@@ -438,13 +446,6 @@ def _layers(
         )
     if unreached:
         notes.append(
-            f"in float, because the first call shown does not reach them: {listed(unreached)}"
+            "in int8, but not judged, because no call that was shown reaches them: "
+            f"{listed(unreached)}"
         )
-
-
-def _called(model: nn.Module, sample: Sequence[Call]) -> Called | None:
-    """What is called when the model runs; None without data to run it on."""
-    if not sample:
-        return None
-    with state_kept(model):
-        return calls_of(model, sample[0])

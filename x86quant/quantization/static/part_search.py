@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -151,7 +151,7 @@ class _Search:
             with state_kept(model) as state:
                 run(model, calls[0])
                 self._changed = state.changed()
-        self._called = _with_other_forms(called, model, calls)
+        self._called = also_called(called, model, of_other_forms(model, calls))
         self._found: list[FoundPart] = []
         self._narrow: dict[str, FoundPart] = {}
         self._notes: list[str] = []
@@ -260,15 +260,6 @@ def _only_for(part: FoundPart, seen: Sequence[Observed]) -> str | None:
             if tensors is not None and tensors[number].shape[:1] not in ((), (rows,)):
                 return f"{rows} rows"
     return None
-
-
-def _with_other_forms(first: Called, model: nn.Module, calls: Sequence[Call]) -> Called:
-    """What the first of ``calls`` calls, and how often the rest is by those of other forms."""
-    counts = dict(first.counts)
-    for call in of_other_forms(model, calls):
-        with contextlib.suppress(Exception), state_kept(model):  # sizes that it may not take
-            counts = {**calls_of(model, call).counts, **counts}
-    return dataclasses.replace(first, counts=counts)
 
 
 def of_other_forms(model: nn.Module, calls: Sequence[Call]) -> Iterator[Call]:
@@ -458,6 +449,28 @@ class Called:
     transformed: Collection[str]
     read: Collection[str]
 
+    def also(self, other: Called) -> Called:
+        """What is called in this run or in another, as often as in this one if it is in both."""
+        reached = {*self.counts, *other.counts}
+        read_alone = {
+            name
+            for one in (self, other)
+            for name in one.read
+            if name not in one.counts and name not in one.multiplied
+        }
+        multiplied = {*self.multiplied, *other.multiplied}
+        return Called(
+            counts={**other.counts, **self.counts},
+            multiplied=multiplied - reached - read_alone,
+            differentiated={*self.differentiated, *other.differentiated},
+            transformed={*self.transformed, *other.transformed},
+            read={*self.read, *other.read},
+        )
+
+    def runs(self, name: str) -> bool:
+        """Whether the module called ``name`` runs, be it by its weights in ``F.linear``."""
+        return name in self.counts or name in self.multiplied
+
 
 class _Products(TorchFunctionMode):
     """Notes which linears' weights are given to ``F.linear``, and whose weights are read at all."""
@@ -494,9 +507,22 @@ class _Products(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def calls_of(model: nn.Module, call: Call) -> Called:
-    """What is called when ``model`` runs on ``call``."""
-    return calls_and_result(model, call)[0]
+def called_by(model: nn.Module, calls: Sequence[Call], names: Collection[str]) -> Called:
+    """What is called when ``model`` runs on ``calls``, until all of ``names`` run or are read."""
+    found = calls_and_result(model, calls[0])[0]
+    for call in calls[1:]:
+        if all(found.runs(name) or name in found.read for name in names):
+            break
+        found = also_called(found, model, [call])
+    return found
+
+
+def also_called(found: Called, model: nn.Module, calls: Iterable[Call]) -> Called:
+    """What is ``found``, and what is called when ``model`` runs on ``calls``."""
+    for call in calls:
+        with contextlib.suppress(Exception), state_kept(model):  # sizes that it may not take
+            found = found.also(calls_and_result(model, call)[0])
+    return found
 
 
 def calls_and_result(model: nn.Module, call: Call) -> tuple[Called, Any]:
