@@ -79,6 +79,62 @@ def test_models_that_changed_their_modules_are_given_to_load() -> None:
     assert torch.equal(one.last_hidden_state, other.last_hidden_state)
 
 
+_BACKBONES: dict[str, dict[str, Any]] = {
+    "transformers' own": {
+        "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 16],
+        "depths": [1, 1, 1, 1], "layer_type": "basic", "out_features": ["stage4"],
+    },
+    "timm's": {"model_type": "timm_backbone", "backbone": "resnet10t", "out_indices": [4]},
+}  # fmt: skip
+
+
+def _with_backbone(kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {f"{side}_{what}": n for side in ("encoder", "decoder")
+             for what, n in (("layers", 1), ("ffn_dim", 16), ("attention_heads", 2))}  # fmt: skip
+    config = transformers.DetrConfig(
+        d_model=16, num_queries=3, backbone_config=dict(_BACKBONES[kind]), **sizes
+    )
+    return x86quant.to_dynamic(transformers.DetrModel(config).eval())
+
+
+@pytest.mark.parametrize("kind", _BACKBONES)
+def test_detectors_of_transformers_need_no_class_whatever_their_backbone_is(kind: str) -> None:
+    model: Any = _with_backbone(kind)
+    x = torch.randn(1, 3, 64, 64)
+    one, other = model(x), loaded_from(to_bytes(model))(x)
+    assert torch.equal(one.last_hidden_state, other.last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("transformers' own", lambda c: c.update(backbone_config="some/repository"), "foreign"),
+        ("transformers' own", lambda c: c.update(backbone="resnet50"), "has backbone, which"),
+        ("timm's", lambda c: c["backbone_config"].update(backbone="hf-hub:x/y"), "model of timm"),
+        ("timm's", lambda c: c["backbone_config"].update(backbone="../weights"), "model of timm"),
+        (
+            "timm's",
+            lambda c: c["backbone_config"].update(use_pretrained_backbone=True),
+            "foreign code",
+        ),
+        ("timm's", lambda c: c["backbone_config"].pop("use_pretrained_backbone"), "has backbone"),
+        (
+            "transformers' own",
+            lambda c: c.update(backbone_config={
+                "model_type": "timm_wrapper", "architecture": "hf-hub:x/y"
+            }),
+            "model of timm",
+        ),
+    ],
+)  # fmt: skip
+def test_a_backbone_is_not_fetched(kind: str, change: Any, message: str) -> None:
+    manifest, header, tensors = parts(to_bytes(_with_backbone(kind)))
+    change(manifest["model"]["config"]["values"])
+    with pytest.raises(ArtifactError, match=message):
+        loaded_from(assembled(manifest, header, tensors))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from typing import Any
 
@@ -23,11 +24,15 @@ from x86quant.terminal.silence import silent
 #: Entries that make transformers fetch code or weights, at any depth.
 _FORBIDDEN = frozenset(
     {
-        "auto_map", "backbone", "backbone_config", "custom_pipelines", "quantization_config",
-        "timm_config", "trust_remote_code", "use_pretrained_backbone", "use_timm_backbone",
+        "auto_map", "backbone", "custom_pipelines", "quantization_config", "timm_config",
+        "trust_remote_code", "use_pretrained_backbone", "use_timm_backbone",
         "use_kernels", "kernel_config",
     }
 )  # fmt: skip
+#: By types of configurations: the entry with the name of a model of timm, which may be an address.
+_NAMES_OF_TIMM = {"timm_backbone": "backbone", "timm_wrapper": "architecture"}
+#: Said of a backbone, since transformers once took its weights from the net unless it was told.
+_NO_DOWNLOAD = {"use_pretrained_backbone": False}
 _ATTENTIONS = ("eager", "sdpa", "flex_attention")
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
 _MAX_DEPTH = 16
@@ -76,12 +81,30 @@ def _written(model: nn.Module) -> dict[str, Any]:
     _drop_empty(found)
     found.pop("_name_or_path", None)
     _check(found, 0)
-    attention = getattr(config, "_attn_implementation", None)
-    if attention not in (None, *_ATTENTIONS):
+    attention = _attention_of(config)
+    if not _is_attention(attention):
         raise ArtifactError(
             f"its attention {str(attention)[:80]!r} is not one of transformers' own"
         )
     return {"values": found, "attention": attention}
+
+
+def _attention_of(config: Any) -> Any:
+    """How a model of ``config`` attends; by names of parts, under "" its own, if these differ."""
+    own = getattr(config, "_attn_implementation", None)
+    parts = {
+        name: _attention_of(part)
+        for name in getattr(config, "sub_configs", ())
+        if (part := getattr(config, name, None)) is not None
+    }
+    return own if all(part == own for part in parts.values()) else {"": own, **parts}
+
+
+def _is_attention(value: Any, depth: int = 0) -> bool:
+    """Whether ``value`` is one that :func:`_attention_of` returns, and runs transformers' own."""
+    if isinstance(value, dict):
+        return depth < _MAX_DEPTH and all(_is_attention(x, depth + 1) for x in value.values())
+    return value is None or value in _ATTENTIONS
 
 
 def build_anywhere(name: str, config: object) -> nn.Module:
@@ -101,7 +124,7 @@ def build(name: str, config: object, device: str) -> nn.Module:
     if not isinstance(config, dict) or config.keys() != {"values", "attention"}:
         raise ArtifactError("its configuration does not consist of values and attention")
     values, attention = config["values"], config["attention"]
-    if not isinstance(values, dict) or attention not in (None, *_ATTENTIONS):
+    if not isinstance(values, dict) or not _is_attention(attention):
         raise ArtifactError("its configuration is not one that save writes")
     _check(values, 0)
     if importlib.util.find_spec("transformers") is None:
@@ -159,6 +182,8 @@ def _drop_empty(value: Any) -> None:
     if isinstance(value, dict):
         for key in [k for k in value if k in _FORBIDDEN and not value[k]]:
             del value[key]
+        if value.get("model_type") == "timm_backbone":
+            value |= _NO_DOWNLOAD
         settings = value.get("quantization_config")
         if isinstance(settings, dict) and settings.get("quant_method") == "x86quant":
             del value["quantization_config"]
@@ -173,8 +198,9 @@ def _check(value: Any, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise ArtifactError("its configuration is nested too deeply")
     if isinstance(value, dict):
+        allowed = _allowed_of_timm(value)
         for key, item in value.items():
-            if key in _FORBIDDEN:
+            if (key in _FORBIDDEN and key not in allowed) or _is_address(key, item):
                 raise ArtifactError(
                     f"its configuration has {key}, which may make transformers run foreign code"
                 )
@@ -184,3 +210,28 @@ def _check(value: Any, depth: int) -> None:
     elif isinstance(value, list):
         for item in value:
             _check(item, depth + 1)
+
+
+def _is_address(key: str, item: Any) -> bool:
+    """Whether an entry names a backbone that is to be fetched, instead of describing it."""
+    return key == "backbone_config" and item is not None and not isinstance(item, dict)
+
+
+def _allowed_of_timm(config: dict[str, Any]) -> frozenset[str]:
+    """Entries of a configuration that may stand in it, since it is of a model of timm's own.
+
+    Raises:
+        ArtifactError: its model may be one that timm would fetch.
+    """
+    kind = config.get("model_type")
+    entry = _NAMES_OF_TIMM.get(kind) if isinstance(kind, str) else None
+    if entry is None:
+        return frozenset()
+    name = config.get(entry)
+    if not isinstance(name, str) or not re.fullmatch(r"\w+(\.\w+)?", name, re.ASCII):
+        raise ArtifactError(
+            f"its configuration names {str(name)[:80]!r}, which is no model of timm's own"
+        )
+    if entry == "backbone" and _NO_DOWNLOAD.items() <= config.items():
+        return frozenset({entry, *_NO_DOWNLOAD})
+    return frozenset()
