@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 
 from x86quant.calling.running import OpWatch
 from x86quant.calling.wording import quiet
+from x86quant.capture.lengths import free_length, lengths_by
 from x86quant.capture.traced_graph import Traced
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm, Structure, take_apart
 from x86quant.forms.guard import guard_of
-from x86quant.lowering.from_export import flat, functionalized
+from x86quant.lowering.from_export import flat, functionalized, take_parts_of_constants
 from x86quant.lowering.mutation import without_mutations
 from x86quant.lowering.row_passes.one_spelling import SPELLED
 from x86quant.terminal.silence import silent
@@ -119,6 +120,7 @@ def exported_once(
                     program = functionalized(program)
                     gm = flat(program.module(check_guards=False))
                     _check_pure(program)
+                take_parts_of_constants(gm)
         guard = guard_of(program, form.names, leaves, doubts_one=not whole)
         if len(guard.conditions) > _MOST_CONDITIONS:
             raise UnsupportedError(f"{len(guard.conditions)} conditions on sizes")
@@ -396,7 +398,7 @@ class FlatCall(nn.Module):
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         """The module's result, after its hooks if they count."""
         args, kwargs = self._form.call(tensors)
-        with TraceLimits():
+        with TraceLimits(), lengths_by(self.inner, free_length):
             found = (self.inner if self._hooks else self.inner.forward)(*args, **kwargs)
         structure, leaves = take_apart(found, _is_leaf)
         self._kept.results = structure

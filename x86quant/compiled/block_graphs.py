@@ -141,7 +141,9 @@ class BlockGraphs(InPlaceOfForward):
 
     def _by_layers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the module's own code returns, which may write to caches of its own."""
-        watched = self._watch_of_copy() if self.graphs or self.token_step is not None else None
+        watched = None
+        if (self.graphs or self.token_step is not None) and not torch.compiler.is_exporting():
+            watched = self._watch_of_copy()
         held = watched is not None and watched.holds()
         try:
             return type(self.module).forward(self.module, *args, **kwargs)

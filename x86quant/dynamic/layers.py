@@ -307,12 +307,19 @@ class DynamicLinear(Int8Linear):
 
     def chunk(self, parts: int) -> tuple[DynamicLinear, ...]:
         """Linears that each compute an equal share of the output features; they share memory."""
-        bias = [None] * parts if self.bias is None else self.bias.chunk(parts)
+        each = self.out_features // parts
+
+        def part(x: torch.Tensor, number: int) -> torch.Tensor:
+            return x[number * each : (number + 1) * each]  # which torch.export keeps as one op
+
         return tuple(
-            DynamicLinear(weight, scale, part_bias, self.activation)
-            for weight, scale, part_bias in zip(
-                self.int8_weight.chunk(parts), self.weight_scale.chunk(parts), bias, strict=True
+            DynamicLinear(
+                part(self.int8_weight, number),
+                part(self.weight_scale, number),
+                None if self.bias is None else part(self.bias, number),
+                self.activation,
             )
+            for number in range(parts)
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from x86quant.dynamic.group_weights import quantize_weight
 from x86quant.dynamic.layers import (
@@ -140,6 +141,8 @@ class DynamicMultiheadAttention(Int8Module):
     def _parts(self) -> tuple[DynamicLinear, ...]:
         """The input projection of queries, of keys and of values, each on its own."""
         whole = self.in_proj
+        if isinstance(whole.int8_weight, FakeTensor):  # no memory to tell writes by
+            return whole.chunk(3)
         now = linear_packs.stamp(whole.int8_weight, whole.weight_scale, whole.bias)
         if self._split is None or self._split[0] != now:
             self._split = (now, whole.chunk(3))

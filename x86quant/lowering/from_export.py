@@ -103,6 +103,26 @@ def flat(gm: GraphModule) -> GraphModule:
     return GraphModule(gm, graph)
 
 
+def take_parts_of_constants(gm: GraphModule) -> None:
+    """Make parts of constants constants, such as the weights of queries of those of an attention.
+
+    They share its memory.
+    """
+    for node in list(gm.graph.nodes):
+        if node.target is not torch.ops.aten.slice.Tensor:
+            continue
+        source, *place = node.args
+        whole = constant(gm, source)
+        if whole is None or not all(isinstance(x, int) for x in place):
+            continue
+        with gm.graph.inserting_before(node):
+            part = add_constant(gm, gm.graph, node.name, node.target(whole, *place))
+        part.meta.update(node.meta)
+        node.replace_all_uses_with(part)
+        gm.graph.erase_node(node)
+    gm.recompile()
+
+
 def exported_layer(node: Node) -> str:
     """The path of the module that an exported ``node`` belongs to, or nothing."""
     stack = node.meta.get("nn_module_stack")

@@ -97,9 +97,9 @@ def quantize(
         smooth_quant: move outlier channels behind layer norms into the linears; as ``equalize``.
             With weights of 4 bits, large channels behind norms and linears, too, where that helps.
         fuse_blocks: run what is between dynamic linears (attention, norms, activations) fused with
-            them, as graphs traced from the calibration data; "auto" is for models of many weights,
-            or much work a sample, which are worth some seconds of tracing, and keeps what is
-            quicker by ``speed_check``, without which it does nothing.
+            them, as graphs traced from the calibration data; "auto" keeps what is quicker by
+            ``speed_check``, without which it does nothing, and with ``effort="fast"`` is for models
+            of many weights, or much work a sample, which are worth some seconds of tracing.
         metric: ``metric(model)``, or ``metric(model, evaluation)`` if that is given: a number,
             higher is better. With it, layers that harm it stay in float.
         max_drop: how far the metric may fall below the float model's; 0.01 unless given.

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -207,10 +207,19 @@ def _shares(prepared: PreparedModel) -> dict[str, float]:
     return {name: counts.get(name, 0) / total for name in prepared.layers}
 
 
-def where_float_is_cheap(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
+def where_float_is_cheap(
+    outcome: Choices,
+    model: nn.Module,
+    as_graphs: Callable[[Choices, nn.Module], tuple[Choices, nn.Module] | None] | None = None,
+) -> tuple[Choices, nn.Module]:
     """With the layers that make most of the noise in float, if that takes hardly more time.
 
     Such is the first convolution of a transformer, whose other layers quantize each token.
+
+    Args:
+        outcome: what is decided so far.
+        model: made of it.
+        as_graphs: gives other models graphs, if ``model`` has some; None from it if that is slow.
     """
     prepared = outcome.prepared
     decided = outcome.search is not None or prepared.has_budget
@@ -226,10 +235,14 @@ def where_float_is_cheap(outcome: Choices, model: nn.Module) -> tuple[Choices, n
         if min(sqnrs_with(prepared, tried.int8_layers)) < before + _WORTH_DB:
             continue
         other, _ = attempted(tried)
+        if other is not None and as_graphs is not None:
+            tried, other = as_graphs(tried, other) or (tried, None)
         if other is None or speed.slower(model, other, prepared.sample[0]) is not None:
             continue
         tried = judged(tried, other)
         gains = min(tried.sqnr_db, default=before) >= min(outcome.sqnr_db) + _WORTH_DB
+        if gains and as_graphs is not None:
+            return tried, other
         if gains and no_slower(tried, other, prepared.sample)[0].reasons == tried.reasons:
             return tried, other
     return outcome, model

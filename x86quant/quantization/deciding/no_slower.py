@@ -48,10 +48,7 @@ def no_slower(
                 other, _ = attempted(left)
                 if other is not None:
                     outcome, model = judged(left, other), other
-        loss, where = speed.slower(reference, model, call, in_doubt=in_doubt), ""
-        small = smallest(sample)
-        if loss is None and str(small) != str(call) and _both_run(reference, model, small):
-            loss, where = speed.slower(reference, model, small, in_doubt=in_doubt), f" on {small}"
+        loss, where = slower_than(reference, model, sample, in_doubt=in_doubt)
         if loss and by_layer and (found := _without_slow_layers(outcome, model)):
             return no_slower(*found, sample, by_layer=False)
     if loss is None:
@@ -61,6 +58,20 @@ def no_slower(
         f"this is the float model: {why} (speed_check=False returns the int8 model all the same)"
     )
     return outcome, outcome.build()
+
+
+def slower_than(
+    reference: nn.Module, model: nn.Module, sample: Sequence[Call], *, in_doubt: bool = False
+) -> tuple[float | None, str]:
+    """How many times as long ``model`` clearly takes as float, and on what, if not the first call.
+
+    The smallest call counts as well.
+    """
+    call, small = sample[0], smallest(sample)
+    loss = speed.slower(reference, model, call, in_doubt=in_doubt)
+    if loss is None and str(small) != str(call) and _both_run(reference, model, small):
+        return speed.slower(reference, model, small, in_doubt=in_doubt), f" on {small}"
+    return loss, ""
 
 
 def _without_slow_layers(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module] | None:

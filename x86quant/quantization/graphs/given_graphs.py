@@ -21,16 +21,26 @@ from x86quant.quantization.settings import Switch
 _ENOUGH_WORK = 1 << 22
 
 
-def wants_graphs(model: nn.Module, fuse_blocks: Switch, call: Call | None = None) -> bool:
-    """Whether ``model`` is to run as native graphs of its dynamic layers where it can."""
+def wants_graphs(
+    model: nn.Module,
+    fuse_blocks: Switch,
+    call: Call | None = None,
+    *,
+    any_size: bool = False,
+) -> bool:
+    """Whether ``model`` is to run as native graphs of its dynamic layers where it can.
+
+    Left to "auto", that is worth the time to trace them only for many weights or much work in
+    ``call``, unless models of ``any_size`` are to have it.
+    """
     if not extension_loads():
         return False  # without native kernels there is nothing to gain
     weights = weights_of(model)
     if fuse_blocks != "auto":
         return bool(weights and fuse_blocks)
-    return weights >= ENOUGH_WEIGHTS or (
-        call is not None and weights > 0 and _work(model, call) >= _ENOUGH_WORK
-    )
+    if not weights or weights >= ENOUGH_WEIGHTS:
+        return weights > 0
+    return any_size or (call is not None and _work(model, call) >= _ENOUGH_WORK)
 
 
 def _work(model: nn.Module, call: Call) -> float:

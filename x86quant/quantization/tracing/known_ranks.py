@@ -20,11 +20,11 @@ from torch.fx import Graph, Interpreter, Node, Proxy
 from torch.fx.proxy import Attribute
 from torch.overrides import TorchFunctionMode
 
+from x86quant.capture.lengths import lengths_by
 from x86quant.capture.plain_numbers import plain
 from x86quant.forms.size_conditions import Condition, Place
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 from x86quant.quantization.tracing.known_sizes import batch_sizes, count_of
-from x86quant.quantization.tracing.lengths import lengths_by
 from x86quant.quantization.tracing.traced_einops import let_einops_see_proxies
 
 if TYPE_CHECKING:

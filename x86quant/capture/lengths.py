@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 _MISSING = object()
@@ -32,6 +33,11 @@ def lengths_by(module: nn.Module, length: Callable[[Any], Any]) -> Iterator[None
                 space.pop("len", None)
             else:
                 space["len"] = old
+
+
+def free_length(x: Any) -> Any:
+    """``len(x)``, of a tensor whose sizes are symbols a symbol."""
+    return x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else len(x)
 
 
 def _globals_of(module: nn.Module) -> list[dict[str, Any]]:
