@@ -142,7 +142,7 @@ def feed(
 
 
 def outputs(
-    model: nn.Module,
+    model: Callable[..., Any],
     calls: Sequence[Call],
     flat: Callable[[Any], torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor]:

@@ -137,7 +137,8 @@ class _Measured:
     def __init__(self, prepared: PreparedModel, call: Call, held_back: bool = False) -> None:
         self._prepared, self._call, self._held_back = prepared, call, held_back
         self._flat = prepared.exact.even(prepared.halves.judges).flat
-        (self._exact,) = outputs(prepared.model, [call], self._flat)
+        self._view = prepared.exact.view
+        (self._exact,) = outputs(self._view(prepared.model), [call], self._flat)
         self._known = FloatValues()
 
     def add(self, power: dict[_Group, _Power]) -> Iterator[_Group]:
@@ -148,7 +149,7 @@ class _Measured:
                     group, known=self._known, held_back=self._held_back
                 ) as model:
                     try:
-                        sums.add(self._exact, *outputs(model, [self._call], self._flat))
+                        sums.add(self._exact, *outputs(self._view(model), [self._call], self._flat))
                     except Exception:  # the model's own code may not take what rounding makes
                         sums.fails = True
             yield group

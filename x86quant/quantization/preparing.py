@@ -61,6 +61,7 @@ from x86quant.quantization.scheme import (
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import Parts, called_by, find_parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
+from x86quant.quantization.tracing.choices_by_value import Places, places_before_choices
 from x86quant.quantization.tracing.float_results import FloatResults
 
 _log = logging.getLogger("x86quant.quantization")
@@ -228,6 +229,9 @@ def _prepared(
                 f"no part of {type(model).__name__} can be quantized statically"
                 + "".join(f": {note}" for note in notes)
             )
+        places = _places(own.model, found, scheme, sample[0], notes)
+        for results in (exact, own):
+            results.judge_at(places)
         with state_kept(model):
             ranges, parts, equalized = calibrated_parts(own, found, ranges, halves, settings)
             batches = _calibrate_further(model, parts, data, halves)
@@ -280,6 +284,23 @@ def _prepared(
         weights=weights,
         notes=tuple(dict.fromkeys(notes)),  # several parts may have one and the same
     )
+
+
+def _places(
+    model: nn.Module, found: Parts, scheme: Scheme, call: Call, notes: list[str]
+) -> Places | None:
+    """Where ``model`` is judged, if its results are chosen by values; says so."""
+    paths = [part.path for part in found.found]
+    if scheme.dynamic or "" in paths:
+        return None
+    places = places_before_choices(model, paths, call)
+    if places is not None:
+        told = listed([*places.paths])
+        returns = "returns" if len(places.paths) == 1 else "return"
+        notes.append(
+            f"judged by what {told} {returns}, since the model chooses among it by its values"
+        )
+    return places
 
 
 def _refuse_tables_alone(model: nn.Module, settings: Settings) -> None:

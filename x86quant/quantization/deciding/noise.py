@@ -66,9 +66,9 @@ def _results(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -
     """Both results of each call; how many tensors there are, where the model fails."""
     found: _Results = []
     for call in calls:
-        exact = _floats(prepared.exact.of(call))
+        exact = _floats(prepared.exact.judged(call))
         try:
-            actual = _floats(result_of(model, call))
+            actual = _floats(result_of(model, call, prepared.exact.view))
         except Exception as error:
             _log.info("in int8 the model fails: %s", first_line(error))
             return len(exact)

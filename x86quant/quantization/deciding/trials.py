@@ -97,10 +97,12 @@ def attempted(outcome: Choices) -> tuple[nn.Module | None, str]:
     return model, ""
 
 
-def result_of(model: nn.Module, call: Call) -> Any:
-    """What ``model`` returns, its state left as it was."""
+def result_of(
+    model: nn.Module, call: Call, view: Callable[[nn.Module], Callable[..., Any]] | None = None
+) -> Any:
+    """What ``model``, or its ``view``, returns, its state left as it was."""
     with state_kept(model):
-        return run(model, call)
+        return run(model if view is None else view(model), call)
 
 
 def _unlike(expected: Any, actual: Any) -> str | None:

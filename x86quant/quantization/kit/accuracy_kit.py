@@ -206,11 +206,11 @@ def _simulated_noise(
     even = exact.even(calls)
     with simulated(exact.model, layers, held_back=held_back) as rounded:
         try:
-            actual = list(outputs(rounded, calls, even.flat))
+            actual = list(outputs(exact.view(rounded), calls, even.flat))
         except Exception as error:  # the model's own code may not take what rounding makes
             _log.info("with all in int8 the model fails: %s", first_line(error))
             return -torch.inf
-    return sqnr_between([even.flat(exact.of(call)) for call in calls], actual)
+    return sqnr_between([even.flat(exact.judged(call)) for call in calls], actual)
 
 
 def smoothing_helps(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import run, tensors_in
 from x86quant.calling.state import state_kept
 from x86quant.quantization.kinds_of_values import EvenValues
+from x86quant.quantization.tracing.choices_by_value import Places
 
 #: Calls, their results, and the bytes of these.
 _Results = dict[int, tuple[Call, Any, int]]
@@ -19,14 +20,22 @@ _KEPT_BYTES = 256 << 20
 
 
 class FloatResults:
-    """The results of one float model, which are not to be changed."""
+    """The results of one float model, which are not to be changed.
+
+    Attributes:
+        model: whose results they are.
+        places: where models are judged, if not by their results.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.places: Places | None = None
         #: By the identity of the call, which is kept, so that no other gets it.
         self._known: _Results = {}
         #: The same where it depends on what this very model keeps of earlier calls.
         self._own: _Results = {}
+        #: The same at ``places``.
+        self._judged: _Results = {}
         #: By the identities of calls, which are kept as well.
         self._even: dict[tuple[int, ...], tuple[tuple[Call, ...], EvenValues]] = {}
 
@@ -47,6 +56,26 @@ class FloatResults:
         _keep(call, result, self._own if keeps_state else self._known)
         return result
 
+    def judge_at(self, places: Places | None) -> None:
+        """Judge models at ``places`` from now on."""
+        self.places = places
+        self._even.clear()
+
+    def view(self, model: nn.Module) -> Callable[..., Any]:
+        """What to call in place of ``model``, a form of this one, for what it is judged by."""
+        return model if self.places is None else self.places.view(model)
+
+    def judged(self, call: Call) -> Any:
+        """What other models are compared with on ``call``."""
+        if self.places is None:
+            return self.of(call)
+        if id(call) not in self._judged:
+            with state_kept(self.model):
+                result = run(self.places.view(self.model), call)
+            _keep(call, result, self._judged)
+            return result
+        return self._judged[id(call)][1]
+
     def note(self, call: Call, result: Any) -> None:
         """What a run of the model, or of a copy of it, has returned."""
         _keep(call, result, self._known)
@@ -55,7 +84,7 @@ class FloatResults:
         """How results become vectors in which each kind of values in those of ``calls`` counts."""
         key = tuple(map(id, calls))
         if key not in self._even:
-            self._even[key] = (tuple(calls), EvenValues([self.of(call) for call in calls]))
+            self._even[key] = (tuple(calls), EvenValues([self.judged(call) for call in calls]))
         return self._even[key][1]
 
 

@@ -1,0 +1,83 @@
+"""Detectors are judged before they choose among what they found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import x86quant
+from x86quant.calling.call import Call
+from x86quant.quantization.tracing.choices_by_value import places_before_choices
+
+
+class _Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxes, self.scores = nn.Conv2d(16, 4, 1), nn.Conv2d(16, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"boxes": self.boxes(x), "scores": self.scores(x)}
+
+
+class _Detector(nn.Module):
+    """Returns the boxes whose scores are the largest around, best first, of each picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()
+        )
+        self.head = _Head()
+        self.more = nn.Conv2d(4, 4, 1)
+
+    def forward(self, pictures: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        found = self.head(self.body(torch.stack(pictures)))
+        results = []
+        for boxes, scores in zip(found["boxes"], found["scores"], strict=True):
+            best = scores == nn.functional.max_pool2d(scores[None], 3, 1, 1)[0]
+            kept, order = scores[best].sort(descending=True)
+            own = boxes.flatten(1).T[best.flatten()][order]
+            if len(own) > 1:
+                own = own + self.more(own.T[None, :, :, None])[0, :, :, 0].T
+            results.append({"boxes": own, "scores": kept})
+        return results
+
+
+def _pictures(seed: int) -> list[torch.Tensor]:
+    return list(torch.rand(2, 3, 33, 33, generator=torch.Generator().manual_seed(seed)))
+
+
+def test_what_is_returned_before_a_choice_is_what_counts() -> None:
+    model = _Detector().eval()
+    call = Call((_pictures(0),))
+    places = places_before_choices(model, ["body", "head", "more"], call)
+    assert places is not None
+    assert places.calls == (("head", 0),)  # what the body returns goes into it
+    (seen,) = places.view(model)(_pictures(0))
+    assert seen["boxes"].shape == (2, 4, 14, 14)
+
+
+@pytest.mark.parametrize("paths", [["more"], []])
+def test_of_what_comes_behind_the_choice_nothing_is_seen(paths: list[str]) -> None:
+    assert places_before_choices(_Detector().eval(), paths, Call((_pictures(0),))) is None
+
+
+def test_what_chooses_nothing_is_judged_by_its_results() -> None:
+    body = _Detector().body
+    assert places_before_choices(body, ["0", "2"], Call((torch.rand(1, 3, 33, 33),))) is None
+
+
+def test_a_detector_stays_int8_whatever_order_its_boxes_are_in() -> None:
+    data: Any = [(_pictures(n),) for n in range(3)]
+    made = x86quant.quantize(_Detector().eval(), data, progress=False, speed_check=False)
+    summary = made.quantization
+    assert {"body.0", "body.2", "head.boxes", "head.scores"} <= set(summary.int8_layers)
+    assert min(summary.sqnr_db) > 25
+    assert len(summary.sqnr_db) == 2  # boxes and scores
+    assert any(note.startswith("judged by what head returns") for note in summary.notes)
+    exact, found = _Detector().eval()(_pictures(9)), made(_pictures(9))
+    assert abs(float(found[0]["scores"][0] - exact[0]["scores"][0])) < 0.05

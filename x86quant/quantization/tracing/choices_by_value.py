@@ -1,0 +1,89 @@
+"""Where a model is judged that chooses among what it found by its values.
+
+A detector returns the boxes that are left when overlapping ones are dropped, in the order of their
+scores: hardly one stands where the float model has it, however close boxes and scores are. So it is
+judged by what its parts return before anything is chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.calling.call import Call
+from x86quant.calling.running import OpWatch, run, tensors_in, watched
+from x86quant.calling.state import state_kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Places:
+    """Calls of parts of a model, each as a path and which call of that part it is."""
+
+    calls: tuple[tuple[str, int], ...]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The parts, each once."""
+        return tuple(dict.fromkeys(path for path, _ in self.calls))
+
+    def view(self, model: nn.Module) -> Callable[..., list[Any]]:
+        """A function that runs ``model`` and returns what it has at these places."""
+        modules = {path: model.get_submodule(path) for path in self.paths}
+
+        def looked_at(*args: Any, **kwargs: Any) -> list[Any]:
+            results: dict[str, list[Any]] = {path: [] for path in modules}
+            with watched(modules, after=lambda path, _, result: results[path].append(result)):
+                model(*args, **kwargs)
+            return [results[path][n] for path, n in self.calls if n < len(results[path])]
+
+        return looked_at
+
+
+class _Chooses(OpWatch):
+    """Notes whether the shape of something depended on values."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = False
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, and note whether it chooses."""
+        self.found = self.found or _chooses(func, args)
+        return func(*args, **kwargs)
+
+
+def _chooses(func: Any, args: Sequence[Any]) -> bool:
+    if func is torch.ops.aten.index.Tensor:
+        return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+    return torch.Tag.dynamic_output_shape in func.tags
+
+
+def places_before_choices(model: nn.Module, paths: Sequence[str], call: Call) -> Places | None:
+    """What the parts at ``paths`` return that goes into none of them, until ``model`` chooses.
+
+    None if it does not choose, or at once.
+    """
+    made: list[tuple[str, int]] = []
+    ends: dict[int, int] = {}  # where the memory of a result lies, and the number of its call
+    inner: set[int] = set()
+    times = dict.fromkeys(paths, 0)
+    chooses = _Chooses()
+
+    def before(_: str, given: Call) -> None:
+        inner.update(ends[at] for x in given.leaves if (at := x.data_ptr()) in ends)
+
+    def after(path: str, _: Call, result: Any) -> None:
+        if not chooses.found:
+            ends.update((x.data_ptr(), len(made)) for x in tensors_in(result))
+            made.append((path, times[path]))
+        times[path] += 1
+
+    modules = {path: model.get_submodule(path) for path in paths}
+    with state_kept(model), watched(modules, before, after), chooses:
+        run(model, call)
+    calls = tuple(one for number, one in enumerate(made) if number not in inner)
+    return Places(calls) if chooses.found and calls else None
