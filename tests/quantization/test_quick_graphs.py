@@ -12,6 +12,7 @@ from torch import nn
 import x86quant
 from x86quant.calling.differences import difference
 from x86quant.compiled.block_graphs import blocks_of, layers_alone
+from x86quant.errors import X86QuantWarning
 from x86quant.quantization import layer_times, speed
 from x86quant.quantization.graphs import given_graphs
 
@@ -67,7 +68,8 @@ def test_queries_of_their_own_share_the_memory_of_the_attention(tmp_path: Path) 
     (graph,) = blocks.graphs
     own = graph.compiled.graph_module.buffers()
     assert any(b.untyped_storage().data_ptr() == whole for b in own)  # not of keys and values
-    x86quant.save(made, tmp_path / "made", example_inputs=(_lines(4),))
+    with pytest.warns(X86QuantWarning, match="does not hold for inputs of .* raises at others"):
+        x86quant.save(made, tmp_path / "made", example_inputs=(_lines(4),))  # of shorter lines
     loaded = x86quant.load(tmp_path / "made")
     assert difference(made(_lines(3)), loaded(_lines(3))) is None
 

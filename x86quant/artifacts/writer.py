@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -29,6 +30,7 @@ from x86quant.calling.differences import SAME_ARITHMETIC, difference
 from x86quant.calling.running import run
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
+from x86quant.capture.variants import takes, variants
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import blocks_of, layers_alone
 from x86quant.errors import ArtifactError, UnsupportedError, X86QuantWarning, first_line
@@ -260,6 +262,8 @@ def ready(
     quantized = was_quantized(model)
     if transformers_models.is_one(model):
         return None, transformers_models.why_given(model)
+    if any(blocks_of(module) is not None for module in model.modules()):
+        return _fused(model, example)
     try:
         graph, missing = _traced(model, example)
         if missing:
@@ -269,6 +273,25 @@ def ready(
         if not quantized:
             raise
         return None, str(error)
+
+
+def _fused(model: nn.Module, example: Call | None) -> tuple[GuardedModule | None, str]:
+    """The fused graphs of all of ``model``, which an export would take apart, if it has such.
+
+    Returns:
+        These, and which calls that the model takes they do not hold for; empty if there are none.
+    """
+    blocks = blocks_of(model)
+    if blocks is None or blocks.token_step is not None or hooks_within(model):
+        return None, "parts of it run as fused graphs, which a graph of all of it would not hold"
+    whole = GuardedModule.of(blocks.graphs)
+    calls = list(getattr(getattr(model, "quantization", None), "other_calls", ()))
+    if example is not None:
+        calls += variants([example], functools.partial(takes, model))
+    for call in calls:
+        if blocks.graph_for(call.args, call.kwargs) is None:
+            return whole, f"its graph does not hold for inputs of {call}"
+    return whole, ""
 
 
 def _with_other_forms(
