@@ -28,7 +28,16 @@ from importlib import metadata
 import torch
 
 from benchmarks.environment import print_environment
-from benchmarks.trained import anchor_free, audio, digits, heads, photographs, scenes, text
+from benchmarks.trained import (
+    anchor_free,
+    attention,
+    audio,
+    digits,
+    heads,
+    photographs,
+    scenes,
+    text,
+)
 from benchmarks.trained.network import Trained
 from benchmarks.trained.peers import WAYS, Way, of_torch
 
@@ -59,6 +68,10 @@ NETWORKS: dict[str, Callable[[], Trained]] = {
     "boxes-with-scores": anchor_free.boxes_with_scores,
     "waves": audio.waves,
     "causal": audio.causal,
+    "query-reader": attention.query_reader,
+    "set-detector": attention.set_detector,
+    "sounds": attention.sounds,
+    "conformer": attention.conformer,
 }
 
 

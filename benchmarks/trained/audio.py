@@ -236,31 +236,32 @@ def causal() -> Trained:
     return _of_waves(_Causal, 150)
 
 
+def drawn_waves(seed: int, count: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Waves [N, 1, 1024] of five forms in noise, and which form each has."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.randint(5, (count,), generator=generator)
+    t = torch.arange(1024) / 1024
+    rates, starts, loud = torch.rand(3, count, 1, generator=generator)
+    turns = (8 + 60 * rates) * t + starts
+    forms = torch.stack([
+        torch.sin(6.2832 * turns),
+        torch.sin(6.2832 * turns).sign(),
+        2 * (turns % 1) - 1,
+        torch.sin(6.2832 * turns * (1 + t)),
+        torch.randn(count, 1024, generator=generator),
+    ])  # fmt: skip
+    noise = 0.3 * torch.randn(count, 1024, generator=generator)
+    x = (0.1 + loud) * (forms[kinds, torch.arange(count)] + noise)
+    return x[:, None], kinds
+
+
 def _of_waves(make: Callable[[], nn.Module], steps: int) -> Trained:
     """A network that tells forms of waves apart."""
-
-    def draw(seed: int, count: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        kinds = torch.randint(5, (count,), generator=generator)
-        t = torch.arange(1024) / 1024
-        rates, starts, loud = torch.rand(3, count, 1, generator=generator)
-        turns = (8 + 60 * rates) * t + starts
-        forms = torch.stack([
-            torch.sin(6.2832 * turns),
-            torch.sin(6.2832 * turns).sign(),
-            2 * (turns % 1) - 1,
-            torch.sin(6.2832 * turns * (1 + t)),
-            torch.randn(count, 1024, generator=generator),
-        ])  # fmt: skip
-        noise = 0.3 * torch.randn(count, 1024, generator=generator)
-        x = (0.1 + loud) * (forms[kinds, torch.arange(count)] + noise)
-        return x[:, None], kinds
-
     torch.manual_seed(0)
-    model = fitted(make(), draw, nn.functional.cross_entropy, steps)
-    x, right = draw(10_000, 512)
+    model = fitted(make(), drawn_waves, nn.functional.cross_entropy, steps)
+    x, right = drawn_waves(10_000, 512)
 
     def score(found: torch.Tensor) -> float:
         return 100 * float((found.argmax(1) == right).float().mean())
 
-    return Trained(model, batches(draw(20_000, 128)[0]), batches(x), "accuracy %", score)
+    return Trained(model, batches(drawn_waves(20_000, 128)[0]), batches(x), "accuracy %", score)
