@@ -120,3 +120,35 @@ def test_much_work_has_graphs_at_any_effort(monkeypatch: pytest.MonkeyPatch) -> 
     _times(monkeypatch, None)
     monkeypatch.setattr(given_graphs, "_ENOUGH_WORK", 1)
     assert blocks_of(_made(effort="fast")) is not None
+
+
+class _Patches(nn.Module):
+    """Overlapping pieces of a series, whose number and the number of rows are one size in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.widen = nn.Linear(16, 32)
+        layer = nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(7 * 32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pieces = self.widen(x[..., 0].unfold(1, 16, 8))
+        return self.head(self.encoder(pieces).flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_single_row_has_a_graph_of_its_own_where_that_of_several_does_not_hold() -> None:
+    data = [torch.randn(4, 64, 1) for _ in range(2)]
+    made: Any = x86quant.quantize(_Patches().eval(), data, progress=False, fuse_blocks=True)
+    blocks = blocks_of(made)
+    assert blocks is not None
+    several, single = blocks.graphs
+    assert several.guard.refusal([torch.randn(1, 64, 1)])
+    x = torch.randn(1, 64, 1)
+    found = blocks.graph_for((x,), {})
+    assert found is not None
+    assert found[0] is single
+    with torch.no_grad(), layers_alone(made):
+        layers = made(x)
+    assert (made(x) - layers).norm() < 0.02 * layers.norm()

@@ -253,7 +253,32 @@ def _graphs(
             if not found:
                 raise UnsupportedError(first_line(error)) from error
             _log.info("one form of its calls has no graph: %s", first_line(error))
+    with contextlib.suppress(UnsupportedError):
+        found += _of_single_rows(module, found, seen, padding_unread)
     return found
+
+
+def _of_single_rows(
+    module: nn.Module, found: Sequence[GuardedGraph], seen: Sequence[Observed], padding_unread: bool
+) -> list[GuardedGraph]:
+    """A graph for calls of one row, where none of ``found`` holds for the first such call.
+
+    Sizes that are free are two at least while they are traced, and what the code takes for granted
+    then need not hold for one.
+
+    Raises:
+        UnsupportedError: it has none; says why.
+    """
+    form = found[0].form
+    for one in seen:
+        leaves = form.tensors(one.call.args, one.call.kwargs)
+        if leaves is None or any(x.shape[:1] != (1,) for x in leaves):
+            continue
+        if any(graph.guard.refusal(leaves) is None for graph in found):
+            break
+        traced = ops_from_export(module, form, leaves, free=False)
+        return [_proved(module, traced, leaves, [one], padding_unread)]
+    return []
 
 
 def _graph(
