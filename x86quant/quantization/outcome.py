@@ -34,40 +34,46 @@ from x86quant.quantization.settings import Settings
 def checked(outcome: Choices, settings: Settings) -> Any:
     """The model that ``quantize`` returns: ``outcome``, mended where that is needed."""
     outcome, model = that_runs(outcome)
-    sample = outcome.prepared.sample
-    if sample:
+    if outcome.prepared.sample:
         outcome = judged(outcome, model)
         outcome, model = without_costly_steps(outcome, model)
         outcome, model = wide_enough(outcome, model)
         outcome, model = good_enough(outcome, model, at_any_cost=settings.effort == "best")
-        if settings.speed_check:
+        if settings.speed_check and speed.can_tell():
             outcome, model = _quick(outcome, model, settings)
+        elif _wants_graphs(outcome, model, settings):
+            outcome = _with_graphs(outcome, model, settings)
         if not outcome.int8_layers:
             outcome = outcome.without_figures()
         say_what_is_decided_otherwise(outcome)
     result: Any = _settled(model, settings)
-    if sample and not _has_graphs(result) and _wants_graphs(outcome, result, settings):
-        outcome = _with_graphs(outcome, result, settings)
     result.quantization = outcome.summary()
     return result
 
 
 def _quick(outcome: Choices, model: nn.Module, settings: Settings) -> tuple[Choices, nn.Module]:
     """``outcome`` without what is slower in int8 than in float, and, if that is wanted, without
-    what hardly takes longer in float.
+    what hardly takes longer in float; with the graphs that it can have.
 
     What runs as graphs is timed as such: layer by layer a small transformer loses in int8.
     """
-    as_graphs = functools.partial(_as_quick_graphs, settings=settings)
-    found = as_graphs(outcome, model)
-    if found is not None:
-        outcome, model = found
+    wanted = _wants_graphs(outcome, model, settings)
+    fused = _with_graphs(outcome, model, settings) if wanted else outcome
+    as_graphs = None
+    if fused is not outcome and _is_quick(fused, model):
+        outcome, as_graphs = fused, functools.partial(_as_quick_graphs, settings=settings)
     else:
-        if _has_graphs(model):  # which are not quick enough
+        if fused is not outcome:
             model = outcome.build()
+        layers = outcome.int8_layers
         outcome, model = no_slower(outcome, model, outcome.prepared.sample)
-    if settings.effort == "best" and speed.can_tell():
-        return where_float_is_cheap(outcome, model, as_graphs if found else None)
+        wanted = fused is not outcome or outcome.int8_layers != layers
+    if settings.effort == "best":
+        before = model
+        outcome, model = where_float_is_cheap(outcome, model, as_graphs)
+        wanted = wanted or model is not before
+    if as_graphs is None and wanted and _wants_graphs(outcome, model, settings):
+        outcome = _with_graphs(outcome, model, settings)
     return outcome, model
 
 
@@ -75,24 +81,20 @@ def _as_quick_graphs(
     outcome: Choices, model: nn.Module, settings: Settings
 ) -> tuple[Choices, nn.Module] | None:
     """``outcome`` with graphs in ``model``, if it has some by which it is no slower than float."""
-    if not _wants_graphs(outcome, model, settings) or not speed.can_tell():
-        return None
-    outcome = _with_graphs(outcome, _settled(model, settings), settings)
-    if not _has_graphs(model):
-        return None
+    fused = _with_graphs(outcome, model, settings)
+    return (fused, model) if fused is not outcome and _is_quick(fused, model) else None
+
+
+def _is_quick(outcome: Choices, model: nn.Module) -> bool:
+    """Whether ``model``, which has graphs, is no slower than float, nor is a part of it."""
     prepared = outcome.prepared
     reference, sample = prepared.reference, prepared.sample
     with state_kept(model), state_kept(reference):
         if blocks_of(model) is None:  # there is more than the graphs of parts
             ratios = speed.by_part(prepared.model, model, sample[0], list(outcome.units()))
             if any(ratio is not None for ratio in ratios.values()):
-                return None
-        loss, _ = slower_than(reference, model, sample)
-    return None if loss else (outcome, model)
-
-
-def _has_graphs(model: nn.Module) -> bool:
-    return any(blocks_of(module) is not None for module in model.modules())
+                return False
+        return slower_than(reference, model, sample)[0] is None
 
 
 def _settled(model: nn.Module, settings: Settings) -> nn.Module:
@@ -104,7 +106,8 @@ def _settled(model: nn.Module, settings: Settings) -> nn.Module:
 
 
 def _with_graphs(outcome: Choices, model: nn.Module, settings: Settings) -> Choices:
-    """Give ``model`` the graphs that it can have; ``outcome`` with notes on them."""
+    """Give ``model`` the graphs that it can have; ``outcome`` itself, or with notes on them."""
+    _settled(model, settings)
     tried = variants(outcome.prepared.sample, functools.partial(takes, model))
     for note in give_graphs(model, tried, settings.fuse_blocks):
         outcome = outcome.noting(note)
