@@ -197,14 +197,56 @@ def _rewritten(
 
     torch's own way traces all of it again, which takes longer than the export itself.
     """
-    nodes = program.graph.nodes
-    if not all(map(_is_simple, nodes)) or not (spelled or all(map(_is_known, nodes))):
+    if not all(map(_is_simple, program.graph.nodes)):
         return None
     gm = flat(program.module(check_guards=False))
+    if not spelled:
+        _write_elsewhere(gm)
+        if not all(map(_is_known, gm.graph.nodes)):
+            return None
     try:
         return without_mutations(gm, example)
     except UnsupportedError:
         return None
+
+
+def _write_elsewhere(gm: GraphModule) -> None:
+    """Let ops that write over what another op has just made make something new instead.
+
+    That is the same where nothing else is a view of that: ``scores += bias``, say.
+    """
+    for node in gm.graph.nodes:
+        functional = _functional(node.target)
+        source = node.args[0] if functional is not None else None
+        if not isinstance(source, Node) or not _is_fresh(source):
+            continue
+        others = [user for user in source.users if user is not node]
+        if not any(_shares(user.target) or user > node for user in others):
+            node.target = functional
+    gm.recompile()
+
+
+def _functional(op: Any) -> torch._ops.OpOverload | None:
+    """What computes as ``op`` does, which writes over its first argument alone."""
+    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
+        return None
+    name = op._schema.name.removeprefix("aten::")
+    written = [x.is_write for x in op._schema.arguments]
+    packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    found = getattr(packet, op._overloadname, None)
+    return found if sum(written) == 1 and written[0] else None
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether ``node`` makes memory of its own."""
+    return isinstance(node.target, torch._ops.OpOverload) and not _shares(node.target)
+
+
+def _shares(op: Any) -> bool:
+    """Whether results of ``op`` are views of its arguments, or those themselves."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return op is not torch.ops.aten.sym_size.int
+    return any(x.alias_info is not None for x in op._schema.returns)
 
 
 def _is_simple(node: Node) -> bool:
