@@ -57,6 +57,7 @@ def test_what_is_returned_before_a_choice_is_what_counts() -> None:
     places = places_before_choices(model, ["body", "head", "more"], call)
     assert places is not None
     assert places.calls == (("head", 0),)  # what the body returns goes into it
+    assert places.behind == ("more",)
     (seen,) = places.view(model)(_pictures(0))
     assert seen["boxes"].shape == (2, 4, 14, 14)
 
@@ -78,7 +79,8 @@ def test_a_detector_stays_int8_whatever_order_its_boxes_are_in() -> None:
     assert {"body.0", "body.2", "head.boxes", "head.scores"} <= set(summary.int8_layers)
     assert min(summary.sqnr_db) > 25
     assert len(summary.sqnr_db) == 2  # boxes and scores
-    assert any(note.startswith("judged by what head returns") for note in summary.notes)
+    (note,) = (note for note in summary.notes if note.startswith("judged by what head returns"))
+    assert note.endswith("nothing is known: more")
     with torch.no_grad():
         exact, found = _Detector().eval()(_pictures(9)), made(_pictures(9))
     assert abs(float(found[0]["scores"][0] - exact[0]["scores"][0])) < 0.05

@@ -297,9 +297,10 @@ def _places(
     if places is not None:
         told = listed([*places.paths])
         returns = "returns" if len(places.paths) == 1 else "return"
-        notes.append(
-            f"judged by what {told} {returns}, since the model chooses among it by its values"
-        )
+        note = f"judged by what {told} {returns}, since the model chooses among it by its values"
+        if places.behind:
+            note += f"; of what gets the chosen nothing is known: {listed([*places.behind])}"
+        notes.append(note)
     return places
 
 

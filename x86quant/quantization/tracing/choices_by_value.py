@@ -21,9 +21,15 @@ from x86quant.calling.state import state_kept
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Places:
-    """Calls of parts of a model, each as a path and which call of that part it is."""
+    """Calls of parts of a model, each as a path and which call of that part it is.
+
+    Attributes:
+        calls: what is judged.
+        behind: parts that get what was chosen, so that nothing can be said of them.
+    """
 
     calls: tuple[tuple[str, int], ...]
+    behind: tuple[str, ...] = ()
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -86,4 +92,7 @@ def places_before_choices(model: nn.Module, paths: Sequence[str], call: Call) ->
     with state_kept(model), watched(modules, before, after), chooses:
         run(model, call)
     calls = tuple(one for number, one in enumerate(made) if number not in inner)
-    return Places(calls) if chooses.found and calls else None
+    if not chooses.found or not calls:
+        return None
+    before_it = {path for path, _ in made}
+    return Places(calls, tuple(path for path in paths if path not in before_it))
