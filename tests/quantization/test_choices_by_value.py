@@ -72,6 +72,26 @@ def test_what_chooses_nothing_is_judged_by_its_results() -> None:
     assert places_before_choices(body, ["0", "2"], Call((torch.rand(1, 3, 33, 33),))) is None
 
 
+class _OnlyEager(nn.Module):
+    """Joins dimensions that lie side by side only where torch pools in one op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.max_pool1d(self.body(x)[:, 0].mT, 3, 1, 1)
+        y = y.view(len(y), -1)
+        return y[y > 0]
+
+
+def test_code_that_a_mode_cannot_run_is_judged_by_its_results() -> None:
+    model, x = _OnlyEager().eval(), torch.rand(2, 1, 9, 9)
+    with torch.no_grad():
+        model(x)
+    assert places_before_choices(model, ["body"], Call((x,))) is None
+
+
 def test_a_detector_stays_int8_whatever_order_its_boxes_are_in() -> None:
     data: Any = [(_pictures(n),) for n in range(3)]
     made = x86quant.quantize(_Detector().eval(), data, progress=False, speed_check=False)

@@ -62,8 +62,12 @@ def test_noise_of_padded_tokens_does_not_count(by_name, monkeypatch):
 
         class exact:  # noqa: N801
             @staticmethod
-            def of(call):
+            def judged(call):
                 return found
+
+            @staticmethod
+            def view(model):
+                return model
 
     for answer in (wrong, -found):
         monkeypatch.setattr(noise, "result_of", lambda *_, answer=answer: answer)
