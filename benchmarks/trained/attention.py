@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from benchmarks.trained.audio import drawn_waves
 from benchmarks.trained.network import Trained, batches, fitted
-from benchmarks.trained.scenes import conv_block, lines, scenes
+from benchmarks.trained.scenes import conv_block, lines, lines_to_learn, scenes
 
 _WIDE = 64
 
@@ -44,12 +44,7 @@ class _Reader(nn.Module):
 
 def query_reader() -> Trained:
     """Metric: lines read without a mistake."""
-    torch.manual_seed(0)
-    seen, said = lines(2048, 0, 900, 0)
-
-    def draw(_: int) -> tuple[torch.Tensor, ...]:
-        some = torch.randint(len(seen), (32,))
-        return seen[some], said[some]
+    seen, draw = lines_to_learn()
 
     def loss(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(found.flatten(0, 1), wanted.flatten())
