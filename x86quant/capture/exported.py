@@ -228,13 +228,13 @@ def _write_elsewhere(gm: GraphModule) -> None:
 
 def _functional(op: Any) -> torch._ops.OpOverload | None:
     """What computes as ``op`` does, which writes over its first argument alone."""
-    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
+    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable or op in SPELLED:
         return None
     name = op._schema.name.removeprefix("aten::")
     written = [x.is_write for x in op._schema.arguments]
     packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
     found = getattr(packet, op._overloadname, None)
-    return found if sum(written) == 1 and written[0] else None
+    return found if sum(written) == 1 and written[0] and not _shares(found) else None
 
 
 def _is_fresh(node: Node) -> bool:
