@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.trained.audio import drawn_waves
-from benchmarks.trained.network import Trained, batches, fitted
-from benchmarks.trained.scenes import conv_block, lines, lines_to_learn, scenes
+from benchmarks.trained.network import Trained, batches, fitted, some_of
+from benchmarks.trained.scenes import conv_block, lines, overlapping, scenes
 
 _WIDE = 64
 
@@ -44,7 +44,9 @@ class _Reader(nn.Module):
 
 def query_reader() -> Trained:
     """Metric: lines read without a mistake."""
-    seen, draw = lines_to_learn()
+    torch.manual_seed(0)
+    seen, said = lines(2048, 0, 900, 0)
+    draw = some_of(seen, said, count=32)
 
     def loss(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(found.flatten(0, 1), wanted.flatten())
@@ -80,10 +82,7 @@ def set_detector() -> Trained:
     """Metric: digits whose best box overlaps theirs by more than half (intersection over union)."""
     torch.manual_seed(0)
     seen, corners, _ = scenes(1024, 0, 900, 0)
-
-    def draw(_: int) -> tuple[torch.Tensor, ...]:
-        some = torch.randint(len(seen), (32,))
-        return seen[some], corners[some]
+    draw = some_of(seen, corners, count=32)
 
     def loss(found: torch.Tensor, corners: torch.Tensor) -> torch.Tensor:
         off = (found[..., :2] - corners[:, None] / 32).square().sum(2)
@@ -95,9 +94,8 @@ def set_detector() -> Trained:
     test, right, _ = scenes(256, 900, 1797, 1)
 
     def score(found: torch.Tensor) -> float:
-        best = found[torch.arange(len(found)), found[..., 2].argmax(1), :2] * 32
-        common = (16 - (best - right).abs()).clamp(min=0).prod(1)
-        return 100 * float((common / (512 - common) > 0.5).float().mean())
+        best = found[..., 2].argmax(1)
+        return overlapping(found[torch.arange(len(found)), best, :2] * 32, right)
 
     return Trained(model, batches(seen[:128]), batches(test, 1), "boxes found %", score)
 

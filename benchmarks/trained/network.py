@@ -71,6 +71,16 @@ def fitted(
     return model.eval()
 
 
+def some_of(*tensors: torch.Tensor, count: int) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    """What draws ``count`` rows of ``tensors`` for :func:`fitted`."""
+
+    def draw(_: int) -> tuple[torch.Tensor, ...]:
+        some = torch.randint(len(tensors[0]), (count,))
+        return tuple(x[some] for x in tensors)
+
+    return draw
+
+
 def cosine(exact: torch.Tensor, found: torch.Tensor) -> float:
     """The mean cosine of rows."""
     return float(nn.functional.cosine_similarity(exact, found, dim=-1).mean())

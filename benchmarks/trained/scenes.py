@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.trained.digits import digits
-from benchmarks.trained.network import Trained, batches, fitted
+from benchmarks.trained.network import Trained, batches, fitted, some_of
 
 _SIZE = 32
 
@@ -62,23 +62,24 @@ def _detection_loss(found: torch.Tensor, corners: torch.Tensor) -> torch.Tensor:
     )
 
 
+def overlapping(corners: torch.Tensor, right: torch.Tensor) -> float:
+    """The percentage of digits found: intersection over union of more than half."""
+    common = (16 - (corners - right).abs()).clamp(min=0).prod(1)
+    return 100 * float((common / (512 - common) > 0.5).float().mean())
+
+
 def detector() -> Trained:
     """Metric: digits whose best box overlaps theirs by more than half (intersection over union)."""
     torch.manual_seed(0)
     seen, corners, _ = scenes(1024, 0, 900, 0)
-
-    def draw(_: int) -> tuple[torch.Tensor, ...]:
-        some = torch.randint(len(seen), (32,))
-        return seen[some], corners[some]
+    draw = some_of(seen, corners, count=32)
 
     model = fitted(_Detector(), draw, _detection_loss, 300)
     test, right, _ = scenes(256, 900, 1797, 1)
 
     def score(found: torch.Tensor) -> float:
         best = found[:, 2].argmax(1)
-        boxes = found[torch.arange(len(found)), :2, best]
-        common = (16 - (boxes - right).abs()).clamp(min=0).prod(1)
-        return 100 * float((common / (512 - common) > 0.5).float().mean())
+        return overlapping(found[torch.arange(len(found)), :2, best], right)
 
     return Trained(model, batches(seen[:128]), batches(test), "boxes found %", score)
 
@@ -111,10 +112,7 @@ def segmented(make: Callable[[], nn.Module]) -> Trained:
     """A network for the pixels of digits. Metric: intersection over union."""
     torch.manual_seed(0)
     seen, _, pixels = scenes(1024, 0, 900, 0)
-
-    def draw(_: int) -> tuple[torch.Tensor, ...]:
-        some = torch.randint(len(seen), (16,))
-        return seen[some], pixels[some]
+    draw = some_of(seen, pixels, count=16)
 
     model = fitted(make(), draw, functional.binary_cross_entropy_with_logits, 120)
     test, _, right = scenes(128, 900, 1797, 1)
@@ -209,21 +207,11 @@ def lines(count: int, first: int, last: int, seed: int) -> tuple[torch.Tensor, t
     return pictures, y[chosen]
 
 
-def lines_to_learn() -> tuple[torch.Tensor, Callable[[int], tuple[torch.Tensor, ...]]]:
-    """Lines, and what draws some of them with what they say; torch's random numbers begin anew."""
-    torch.manual_seed(0)
-    seen, said = lines(2048, 0, 900, 0)
-
-    def draw(_: int) -> tuple[torch.Tensor, ...]:
-        some = torch.randint(len(seen), (32,))
-        return seen[some], said[some]
-
-    return seen, draw
-
-
 def line_reader() -> Trained:
     """Trained by CTC. Metric: lines read without a mistake."""
-    seen, draw = lines_to_learn()
+    torch.manual_seed(0)
+    seen, said = lines(2048, 0, 900, 0)
+    draw = some_of(seen, said, count=32)
 
     def loss(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         scores = found.log_softmax(2).transpose(0, 1)
