@@ -58,6 +58,13 @@ def _writes_twice(x: torch.Tensor) -> object:
     return z, y
 
 
+def _keeps_its_type(x: torch.Tensor) -> object:
+    y, z = x * 2, x + 1
+    y.gt_(3)
+    z.add_(x.double() / 3)
+    return y, z
+
+
 @pytest.mark.parametrize(
     ("code", "quick"),
     [
@@ -66,6 +73,7 @@ def _writes_twice(x: torch.Tensor) -> object:
         (_writes_twice, True),
         (_view_sees_it, False),
         (_writes_to_a_view, False),
+        (_keeps_its_type, False),
     ],
 )
 def test_writes_give_what_they_did(
@@ -85,4 +93,5 @@ def test_writes_give_what_they_did(
         found = traced.graph_module(x.clone())
         wanted = want if isinstance(want, tuple) else (want,)
         assert len(found) == len(wanted)
+        assert [a.dtype for a in found] == [b.dtype for b in wanted]
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

@@ -10,7 +10,8 @@ from torch import nn
 
 import x86quant
 from x86quant.calling.call import Call
-from x86quant.quantization.tracing.choices_by_value import places_before_choices
+from x86quant.quantization.tracing.choices_by_value import Places, places_before_choices
+from x86quant.quantization.tracing.float_results import FloatResults
 
 
 class _Head(nn.Module):
@@ -104,3 +105,13 @@ def test_a_detector_stays_int8_whatever_order_its_boxes_are_in() -> None:
     with torch.no_grad():
         exact, found = _Detector().eval()(_pictures(9)), made(_pictures(9))
     assert abs(float(found[0]["scores"][0] - exact[0]["scores"][0])) < 0.05
+
+
+def test_what_was_judged_at_other_places_is_forgotten() -> None:
+    exact, call = FloatResults(_Detector().eval()), Call((_pictures(0),))
+    exact.judge_at(Places((("head", 0),)))
+    (head,) = exact.judged(call)
+    exact.judge_at(Places((("body", 0),)))
+    (body,) = exact.judged(call)
+    assert isinstance(head, dict)
+    assert body.shape == (2, 16, 14, 14)

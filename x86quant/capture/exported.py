@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as symbolic_config
+from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -217,13 +218,21 @@ def _write_elsewhere(gm: GraphModule) -> None:
     """
     for node in gm.graph.nodes:
         functional = _functional(node.target)
-        source = node.args[0] if functional is not None else None
-        if not isinstance(source, Node) or not _is_fresh(source):
+        source = node.args[0] if node.args else None
+        if functional is None or not isinstance(source, Node) or not _is_fresh(source):
             continue
         others = [user for user in source.users if user is not node]
-        if not any(_shares(user.target) or user > node for user in others):
+        seen = any(_shares(user.target) or user > node for user in others)
+        if not seen and _type_of(functional, node) is node.meta["val"].dtype:
             node.target = functional
     gm.recompile()
+
+
+def _type_of(op: torch._ops.OpOverload, node: Node) -> torch.dtype:
+    """The type of what ``op`` makes of the arguments of ``node``: comparisons, say, make bools."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
+    made: torch.Tensor = op(*args, **kwargs)
+    return made.dtype
 
 
 def _functional(op: Any) -> torch._ops.OpOverload | None:
@@ -245,7 +254,7 @@ def _is_fresh(node: Node) -> bool:
 def _shares(op: Any) -> bool:
     """Whether results of ``op`` are views of its arguments, or those themselves."""
     if not isinstance(op, torch._ops.OpOverload):
-        return op is not torch.ops.aten.sym_size.int
+        return True  # as far as is known
     return any(x.alias_info is not None for x in op._schema.returns)
 
 
@@ -267,11 +276,9 @@ def _is_known(node: Node) -> bool:
     op = node.target
     if not isinstance(op, torch._ops.OpOverload):
         return True
-    schema = op._schema
     if op in SPELLED:
         return op is not aten.dropout.default or node.args[2:] == (False,)
-    shares = any(x.alias_info is not None for x in (*schema.arguments, *schema.returns))
-    return not schema.is_mutable and not (shares and _is_composite(op))
+    return not op._schema.is_mutable and not (_shares(op) and _is_composite(op))
 
 
 def _is_composite(op: torch._ops.OpOverload) -> bool:

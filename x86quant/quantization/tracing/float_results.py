@@ -57,8 +57,9 @@ class FloatResults:
         return result
 
     def judge_at(self, places: Places | None) -> None:
-        """Judge models at ``places`` from now on."""
+        """Judge models at ``places`` from now on; they are others once parts were refused."""
         self.places = places
+        self._judged.clear()
         self._even.clear()
 
     def view(self, model: nn.Module) -> Callable[..., Any]:
@@ -71,7 +72,7 @@ class FloatResults:
             return self.of(call)
         if id(call) not in self._judged:
             with state_kept(self.model):
-                result = run(self.places.view(self.model), call)
+                result = run(self.view(self.model), call)
             _keep(call, result, self._judged)
             return result
         return self._judged[id(call)][1]
