@@ -54,6 +54,28 @@ def over_all_by_rsqrt(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torc
     return y * w.view(-1, 1, 1) + b.view(-1, 1, 1)
 
 
+def with_channels_last(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x - x.mean((1, 2, 3), keepdim=True)
+    y = y / torch.sqrt(x.var((1, 2, 3), unbiased=False, keepdim=True) + 1e-8)
+    return (w * y.transpose(1, -1) + b).transpose(1, -1)
+
+
+def over_channels_that_go_last(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = (x - x.mean(1, True)) / torch.sqrt(x.var(1, unbiased=False, keepdim=True) + 1e-8)
+    return (y.transpose(-1, 1) * w + b).transpose(1, -1)
+
+
+def over_some_that_go_last(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x - x.mean((1, 2), True)
+    y = y * torch.rsqrt(x.var((1, 2), unbiased=False, keepdim=True) + 1e-5)
+    return (y.transpose(1, -1) * w + b).transpose(1, -1)
+
+
+def with_channels_that_stay_last(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = (x - x.mean(1, True)) / torch.sqrt(x.var(1, unbiased=False, keepdim=True) + 1e-8)
+    return (y.transpose(1, -1) * w + b).transpose(1, 2).permute(0, 3, 1, 2)
+
+
 def over_some(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     y = x - x.mean((1, 2), True)
     y = y * torch.rsqrt(x.var((1, 2), unbiased=False, keepdim=True) + 1e-5)
@@ -114,6 +136,8 @@ def images(rows: int = 2, size: int = 12) -> torch.Tensor:
         (with_the_weight_first, "layer_norm"),
         (over_all, "group_norm"),
         (over_all_by_rsqrt, "group_norm"),
+        (with_channels_last, "group_norm"),
+        (over_channels_that_go_last, "layer_norm"),
     ],
 )
 def test_it_is_a_norm_on_codes(
@@ -125,7 +149,7 @@ def test_it_is_a_norm_on_codes(
     found = x86quant.quantize(model, data, speed_check=False, progress=False)
     compiled: Any = found if isinstance(found, x86quant.CompiledModule) else found.compiled
     ops = [op_name(node) for node in compiled.graph_module.graph.nodes if is_op(node)]
-    assert [name for name in ops if name != "permute"] == [
+    assert [name for name in ops if name not in ("permute", "transpose")] == [
         "quantize",
         "conv",
         op,
@@ -142,7 +166,7 @@ def test_it_is_a_norm_on_codes(
     "norm",
     [
         of_an_unbiased_variance, with_the_epsilon_outside, over_rows, of_another_mean, over_some,
-        over_two_kinds,
+        over_two_kinds, over_some_that_go_last, with_channels_that_stay_last,
     ],
 )  # fmt: skip
 def test_what_only_looks_like_one_stays(norm: Callable[..., torch.Tensor], way: Way) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,19 @@ def test_queries_of_their_own_share_the_memory_of_the_attention(tmp_path: Path) 
         x86quant.save(made, tmp_path / "made", example_inputs=(_lines(4),))  # of shorter lines
     loaded = x86quant.load(tmp_path / "made")
     assert difference(made(_lines(3)), loaded(_lines(3))) is None
+
+
+def test_a_file_is_not_asked_for_sizes_that_the_model_does_not_take(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    x = torch.randn(2, 16, 32)
+    made = x86quant.quantize(model, [x, x.flip(1)], fuse_blocks=True, progress=False)
+    assert blocks_of(made) is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", X86QuantWarning)  # of inputs of (2, 16, 16)
+        x86quant.save(made, tmp_path / "made", example_inputs=(x,))
+    assert difference(made(x), x86quant.load(tmp_path / "made")(x)) is None
 
 
 def _times(monkeypatch: pytest.MonkeyPatch, as_graphs: float | None) -> None:

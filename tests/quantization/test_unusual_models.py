@@ -51,6 +51,37 @@ def test_what_keeps_state_is_not_saved_as_a_graph(tmp_path: Path) -> None:
         assert torch.equal(loaded(rows(seed=seed)), int8(rows(seed=seed)))
 
 
+class BeginsAnew(Net):
+    """Sets what it keeps to what it is at each call, and fills it where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+        self.sizes: dict[str, tuple[int, list[int]]] = {}
+        self.keeps = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept, self.sizes = [], {"all": (2, [3])}
+        y: torch.Tensor = self.b(F.relu(self.a(x)))
+        if self.keeps:
+            self.kept.append(y)
+            self.sizes = {"all": (2, [3, len(y)])}
+        return y
+
+
+def test_attributes_that_are_set_to_what_they_are_leave_one_graph() -> None:
+    model = BeginsAnew().eval()
+    model.sizes = {"all": (2, [3])}
+    made = x86quant.quantize(model, [rows(8, seed=i) for i in range(2)], progress=False)
+    assert isinstance(made, x86quant.CompiledModule)
+    assert made.quantization.traced_by == {"": "torch.fx"}
+    model.keeps = True
+    made = x86quant.quantize(model, [rows(8, seed=i) for i in range(2)], progress=False)
+    assert not isinstance(made, x86quant.CompiledModule)
+    made(rows(8))
+    assert len(made.kept) == 1
+
+
 class Counts(Net):
     """Its first calls, by a number that is neither a parameter nor a buffer, are different."""
 

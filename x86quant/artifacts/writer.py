@@ -289,7 +289,7 @@ def _fused(model: nn.Module, example: Call | None) -> tuple[GuardedModule | None
     if example is not None:
         calls += variants([example], functools.partial(takes, model))
     for call in calls:
-        if blocks.graph_for(call.args, call.kwargs) is None:
+        if blocks.graph_for(call.args, call.kwargs) is None and takes(model, call):
             return whole, f"its graph does not hold for inputs of {call}"
     return whole, ""
 

@@ -234,7 +234,14 @@ def _held(module: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def _same(before: Any, now: Any) -> bool:
+    """Whether nobody can tell one from the other by what they hold."""
     if before is now:
         return True
+    if type(before) is not type(now):
+        return False
+    if type(before) in (list, tuple):
+        return len(before) == len(now) and all(map(_same, before, now))
+    if type(before) is dict:
+        return list(before) == list(now) and all(_same(before[key], now[key]) for key in before)
     plain = isinstance(before, bool | int | float | str | bytes | torch.Size)
-    return plain and type(before) is type(now) and bool(before == now)
+    return plain and bool(before == now)

@@ -3,12 +3,14 @@
 ``(x - x.mean(1)) / sqrt(x.var(1) + eps) * weight + bias`` is what networks have whose channels come
 before their pixels (ConvNeXt's first code, the neck of SAM, restorers of pictures): a layer norm
 between two moves. Over channels and all behind them it is a group norm of one group (what separates
-voices). The weight may also be multiplied before the division.
+voices). The weight may also be multiplied before the division, or weight and bias be applied while
+the channels are last.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import add_constant, constant, plain_name, sole_user
+from x86quant.quantization.tracing.seen_values import seen_values
 
 _CHANNELS = 1
 
@@ -32,21 +35,26 @@ class _Norm:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Affine:
-    """The last step of a norm, its parameters, one value a channel, and the rank of its result."""
+    """The last step of a norm, its parameters, one value a channel, and the rank of its result.
+
+    No rank if the channels trade places with the last dimension, whatever the rank.
+    """
 
     last: Node
     weight: torch.Tensor
     bias: torch.Tensor
-    rank: int
+    rank: int | None
 
 
-def spell_channel_norms(gm: GraphModule) -> None:
+def spell_channel_norms(gm: GraphModule, inputs: Callable[[], Sequence[torch.Tensor]]) -> None:
     """Let norms over the channels, with weight and bias, be calls of one function."""
     changed = False
     for node in list(gm.graph.nodes):
         found = _normalized(gm, node)
-        affine = None if found is None else _affine(gm, node, found)
-        if found is None or affine is None:
+        if found is None:
+            continue
+        affine = _affine(gm, node, found) or _affine_of_last(gm, node)
+        if affine is None or not _is_whole(gm, found, affine, inputs):
             continue
         with gm.graph.inserting_before(affine.last):
             parameters = [
@@ -71,11 +79,27 @@ def _over_each_pixel(
 ) -> list[Node]:
     """A layer norm between two moves."""
     rank, channels = affine.rank, (affine.weight.numel(),)
-    places = [0, *range(_CHANNELS + 1, rank), _CHANNELS]
-    pixels = gm.graph.call_method("permute", (found.source, *places))
+    if rank is None:
+        move, there, back = "transpose", (_CHANNELS, -1), (_CHANNELS, -1)
+    else:
+        move, there = "permute", (0, *range(_CHANNELS + 1, rank), _CHANNELS)
+        back = (0, rank - 1, *range(1, rank - 1))
+    pixels = gm.graph.call_method(move, (found.source, *there))
     norm = gm.graph.call_function(F.layer_norm, (pixels, channels, *parameters, found.eps))
-    back = gm.graph.call_method("permute", (norm, 0, rank - 1, *range(1, rank - 1)))
-    return [pixels, norm, back]
+    return [pixels, norm, gm.graph.call_method(move, (norm, *back))]
+
+
+def _is_whole(
+    gm: GraphModule,
+    norm: _Norm,
+    affine: _Affine,
+    inputs: Callable[[], Sequence[torch.Tensor]],
+) -> bool:
+    """Whether ``norm`` is over the channels alone, or over them and all that is behind them."""
+    if norm.dims == (_CHANNELS,):
+        return True
+    rank = affine.rank or seen_values(gm, inputs(), [norm.source])[norm.source].dim()
+    return norm.dims == tuple(range(_CHANNELS, rank))
 
 
 def _name(node: Node) -> str:
@@ -180,11 +204,31 @@ def _affine(gm: GraphModule, node: Node, norm: _Norm) -> _Affine | None:
     # [channels, 1, 1], or with a 1 for the rows.
     rank = weight.dim() if weight.dim() > _CHANNELS and len(weight) == 1 else weight.dim() + 1
     places = weight.reshape(-1).numel() == weight.shape[_CHANNELS - rank]
-    whole = norm.dims in ((_CHANNELS,), tuple(range(_CHANNELS, rank)))
-    if not places or not whole or rank <= _CHANNELS + 1:
+    if not places or rank <= _CHANNELS + 1:
         return None
     flat = (weight.detach().flatten().clone(), bias.detach().flatten().clone())
     return _Affine(last, *flat, rank)
+
+
+def _affine_of_last(gm: GraphModule, node: Node) -> _Affine | None:
+    """What does so between two moves of the channels to the end and back."""
+    scaled, weight = _with_constant(gm, _moved(node), "mul")
+    shifted, bias = _with_constant(gm, scaled, "add")
+    last = _moved(shifted)
+    if last is None or weight is None or bias is None:
+        return None
+    if weight.dim() != 1 or weight.shape != bias.shape:
+        return None
+    return _Affine(last, weight.detach().clone(), bias.detach().clone(), None)
+
+
+def _moved(node: Node | None) -> Node | None:
+    """What alone reads ``node``, if it lets the channels and the last dimension trade places."""
+    user = None if node is None else sole_user(node)
+    found = _called(user, "transpose", "swapaxes", "swapdims")
+    if found is None or found.kwargs or {*found.args[1:]} != {_CHANNELS, -1}:
+        return None
+    return found
 
 
 def _with_constant(

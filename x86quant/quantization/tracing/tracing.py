@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -188,22 +189,17 @@ def trace(
                 "otherwise; call contiguous() on the tensor first"
             )
         fold_constants(found.graph_module)
-        spell_channel_norms(found.graph_module)
+        seen = functools.partial(_inputs, found, example)
+        with _errors_of_its_graph(found):
+            spell_channel_norms(found.graph_module, seen)
         spell_convolutions(found.graph_module, module)
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
-        try:
-            seen = functools.partial(_inputs, found, example)
+        with _errors_of_its_graph(found):
             fold_norms_of_rows(found.graph_module, seen)
             spell_attention(found.graph_module, seen)
             recognise_recommender(found.graph_module, seen())
             spell_sums(found.graph_module, seen)
-        except UnsupportedError:
-            raise
-        except Exception as error:  # it runs the graph, where the module may have caught an error
-            raise UnsupportedError(
-                f"the graph of {found.method} fails where the module does not ({first_line(error)})"
-            ) from error
         spell_as_linears(found.graph_module)
         spell_maxima(found.graph_module)
         part_recurrent(found.graph_module)
@@ -211,6 +207,19 @@ def trace(
         found.graph_module.recompile()
         return found
     raise UnsupportedError("; ".join(reasons))
+
+
+@contextlib.contextmanager
+def _errors_of_its_graph(found: Traced) -> Iterator[None]:
+    """Passes within run the graph: where it fails, the module may have caught an error."""
+    try:
+        yield
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"the graph of {found.method} fails where the module does not ({first_line(error)})"
+        ) from error
 
 
 #: What sees how its first argument lies in memory.
