@@ -167,6 +167,14 @@ def test_times_are_taken_in_turns_and_a_loss_twice(monkeypatch):
     order.clear()
     assert speed.slower(taking("float", 0.02), taking("int8", 0.01), call, 0.1) is None
     assert len(order) == 8
+    # Calls that take longer than there is time for are told apart all the same.
+    assert speed.slower(taking("float", 1.0), taking("int8", 1.2), call, 0.1) == pytest.approx(1.2)
+    order.clear()
+    assert speed.slower(taking("float", 1.0), taking("int8", 0.95), call, 0.1) is None
+    assert len(order) == 6
+    order.clear()
+    assert speed.slower(taking("float", 1.0), taking("int8", 0.8), call, 0.1) is None
+    assert len(order) == 2
 
 
 def test_parts_that_are_slower_stay_in_float(monkeypatch):

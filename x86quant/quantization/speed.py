@@ -37,6 +37,9 @@ _BOUNDS_IN_DOUBT = (_Bound(20, 1.0, 0.3), *_BOUNDS[1:])
 _MOST_ROUNDS = 100
 #: Int8 that took less than such a share of the time of float in each of two rounds does not lose.
 _FAR = 2
+#: So many rounds tell a loss that users would notice. A large model gets them, however long they
+#: take, unless int8 takes less than such a share of the time of float.
+_FEW, _NEAR = 3, 0.9
 #: Seconds for the whole model, and for all of its parts together; a loss is measured once more.
 _WHOLE, _PARTS = 0.25, 0.25
 
@@ -80,7 +83,9 @@ def _loss(
     times: tuple[list[float], list[float]] = ([], [])
     started = perf_counter()
     with torch.no_grad():
-        while not times[0] or (len(times[0]) < _MOST_ROUNDS and perf_counter() - started < seconds):
+        while len(times[0]) < _MOST_ROUNDS and (
+            perf_counter() - started < seconds or _is_in_doubt(*times)
+        ):
             for function, taken in zip((exact, int8), times, strict=True):
                 given = call.copied()
                 start = perf_counter()
@@ -89,6 +94,11 @@ def _loss(
             if len(times[0]) > 1 and max(times[1]) < min(times[0]) / _FAR:
                 return None
     return verdict(*times, bounds)
+
+
+def _is_in_doubt(exact: Sequence[float], int8: Sequence[float]) -> bool:
+    """Whether too few rounds were run to tell a loss, and int8 does not clearly win so far."""
+    return not exact or (len(exact) < _FEW and min(int8) > _NEAR * min(exact))
 
 
 def verdict(
