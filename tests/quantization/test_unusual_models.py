@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +364,40 @@ class Resizes(nn.Module):
 def test_what_resizes_a_tensor_is_not_given_to_export() -> None:
     with pytest.raises(UnsupportedError, match="another shape"):  # torch ends the process
         by_export(Resizes().eval(), Call((torch.randn(4, 3, 8),)))
+
+
+class FromTo(nn.Module):
+    """A layer that says where its input comes from, as a description of a network does."""
+
+    def __init__(self, source: int) -> None:
+        super().__init__()
+        self.f, self.conv = source, nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).relu()
+
+
+class ByPlaces(nn.Module):
+    """Static parts, whose places its own code reads, before a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stages = nn.ModuleList([FromTo(0), FromTo(0), FromTo(2)])
+        self.mix = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        known = [x]
+        for stage in self.stages:
+            known.append(stage(known[stage.f]))
+        return self.mix(known[-1].flatten(2).transpose(1, 2))  # type: ignore[no-any-return]
+
+
+def test_code_around_parts_may_read_their_numbers(tmp_path: Path) -> None:
+    data = [torch.randn(2, 8, 6, 6) for _ in range(2)]
+    made = quantized(ByPlaces(), data, fuse_blocks=False)
+    assert len(made.quantization.traced_by) > 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", X86QuantWarning)  # that its class is needed
+        x86quant.save(made, tmp_path / "made", example_inputs=(data[0],))
+    assert torch.equal(x86quant.load(tmp_path / "made")(data[1]), made(data[1]))

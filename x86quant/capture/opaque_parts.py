@@ -42,6 +42,18 @@ class OpaquePart(nn.Module):
         # Not a child: export would take its tensors apart.
         self._hidden = [part]
 
+    def __getattr__(self, name: str) -> Any:
+        """What is asked of the part by the code around it: a number or a flag."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            found = getattr(self._hidden[0], name)
+            if isinstance(found, torch.Tensor | nn.Module):  # what computes goes through the op
+                raise
+            return found
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One opaque op, whose fake kernel knows the shapes of the part's results."""
         part = self._hidden[0]
