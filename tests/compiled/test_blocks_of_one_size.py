@@ -68,3 +68,31 @@ def test_tokens_are_taken_at_places_that_the_model_keeps() -> None:
     assert "take_tokens" in str(graph.compiled.graph_module.graph)
     taken, whole = model(torch.randn(4, 5, 32))
     assert torch.equal(taken, whole[:, [3, 0]])
+
+
+class _TakesOfWhatItKeeps(_TakesTokens):
+    """Some of the tokens that it keeps, at places that it is told, stand before the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.randn(1, 9, 32))
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.block(torch.cat([self.kept[:, places], self.kept, x], 1))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("error")
+def test_tokens_that_the_model_keeps_are_read_where_they_lie() -> None:
+    torch.manual_seed(0)
+    float_model = _TakesOfWhatItKeeps().eval()
+    model = to_dynamic(float_model)
+    calls = [Call((torch.randn(1, n, 32), torch.tensor(at))) for n, at in ((6, [2, 7]), (7, [1]))]
+    with_block_graphs(model, calls)
+    forward = vars(model)["forward"]
+    assert isinstance(forward, BlockGraphs)
+    (graph,) = forward.graphs
+    assert "take_tokens" in str(graph.compiled.graph_module.graph)
+    for call in calls:
+        exact = float_model(*call.args)
+        assert (model(*call.args) - exact).norm() < 0.05 * exact.norm()

@@ -141,16 +141,18 @@ def _add_part(
         values[node] = graph.call_function(operator.getitem, (call, index))
 
 
-#: Arguments that steps read where they lie, rather than pack, even if they are constants.
-_READ = ("mask", "h", "c", "places")
+#: Arguments that steps read where they lie, rather than pack, even if they are constants: what is
+#: computed from, and tensors that say how.
+_READ = ("x", "xs", "a", "b", "q", "k", "v", "residual", "mask", "h", "c", "places")
 
 
 def _read(nodes: Iterable[Node]) -> Iterator[Node]:
     """What ``nodes`` read so."""
     for node in nodes:
         for name in _READ:
-            if isinstance(value := node.kwargs.get(name), Node):
-                yield value
+            value = node.kwargs.get(name)
+            several = value if isinstance(value, list | tuple) else (value,)
+            yield from (one for one in several if isinstance(one, Node))
 
 
 def _extract(
