@@ -78,7 +78,8 @@ class _TakesOfWhatItKeeps(_TakesTokens):
         self.register_buffer("kept", torch.randn(1, 9, 32))
 
     def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return self.block(torch.cat([self.kept[:, places], self.kept, x], 1))  # type: ignore[no-any-return]
+        kept: torch.Tensor = self.kept  # type: ignore[assignment]
+        return self.block(torch.cat([kept[:, places], kept, x], 1))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
