@@ -14,6 +14,8 @@ import x86quant
 from x86quant.calling.call import Call
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.quantization.static import part_search
+from x86quant.quantization.tracing import channel_norms
+from x86quant.quantization.tracing.seen_values import seen_values
 from x86quant.quantization.tracing.tracing import Way, by_export, by_fx, trace
 
 
@@ -69,6 +71,10 @@ def over_some_that_go_last(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) ->
     y = x - x.mean((1, 2), True)
     y = y * torch.rsqrt(x.var((1, 2), unbiased=False, keepdim=True) + 1e-5)
     return (y.transpose(1, -1) * w + b).transpose(1, -1)
+
+
+def with_one_weight_for_all(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return with_channels_last(x, w[:1], b[:1])
 
 
 def with_channels_that_stay_last(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -167,10 +173,29 @@ def test_it_is_a_norm_on_codes(
     [
         of_an_unbiased_variance, with_the_epsilon_outside, over_rows, of_another_mean, over_some,
         over_two_kinds, over_some_that_go_last, with_channels_that_stay_last,
+        with_one_weight_for_all,
     ],
 )  # fmt: skip
 def test_what_only_looks_like_one_stays(norm: Callable[..., torch.Tensor], way: Way) -> None:
     model = Normed(norm).eval()
     graph = trace(model, Call((images(),)), way).graph_module
     assert not {F.layer_norm, F.group_norm} & {node.target for node in graph.graph.nodes}
+    assert torch.allclose(graph(images())[0], model(images()), atol=1e-5)
+
+
+def test_many_norms_are_asked_for_their_ranks_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def watched(gm: Any, inputs: Any, wanted: Any) -> Any:
+        asked.append(len(wanted))
+        return seen_values(gm, inputs, wanted)
+
+    def twice(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return with_channels_last(with_channels_last(x, w, b), w, b)
+
+    monkeypatch.setattr(channel_norms, "seen_values", watched)
+    model = Normed(twice).eval()
+    graph = trace(model, Call((images(),))).graph_module
+    assert asked == [2]
+    assert sum(node.target is F.group_norm for node in graph.graph.nodes) == 2
     assert torch.allclose(graph(images())[0], model(images()), atol=1e-5)

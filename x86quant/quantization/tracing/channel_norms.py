@@ -48,34 +48,41 @@ class _Affine:
 
 def spell_channel_norms(gm: GraphModule, inputs: Callable[[], Sequence[torch.Tensor]]) -> None:
     """Let norms over the channels, with weight and bias, be calls of one function."""
-    changed = False
-    for node in list(gm.graph.nodes):
-        found = _normalized(gm, node)
-        if found is None:
-            continue
-        affine = _affine(gm, node, found) or _affine_of_last(gm, node)
-        if affine is None or not _is_whole(gm, found, affine, inputs):
-            continue
+    norms = [(node, norm) for node in gm.graph.nodes if (norm := _normalized(gm, node)) is not None]
+    found = [
+        (norm, affine)
+        for node, norm in norms
+        if (affine := _affine(gm, node, norm) or _affine_of_last(gm, node)) is not None
+    ]
+    # The graph runs once for all, and only if there is something to ask.
+    asked = [norm.source for norm, affine in found if affine.rank is None and len(norm.dims) > 1]
+    seen = seen_values(gm, inputs(), asked) if asked else {}
+    made: dict[Node, Node] = {}
+    for norm, affine in found:
+        source = made.get(norm.source, norm.source)
+        if len(norm.dims) > 1:
+            rank = seen[norm.source].dim() if affine.rank is None else affine.rank
+            if norm.dims != tuple(range(_CHANNELS, rank)):
+                continue
         with gm.graph.inserting_before(affine.last):
             parameters = [
                 add_constant(gm, gm.graph, f"{affine.last.name}_{name}", value)
                 for name, value in (("weight", affine.weight), ("bias", affine.bias))
             ]
-            if found.dims == (_CHANNELS,):
-                new = _over_each_pixel(gm, found, affine, parameters)
+            if len(norm.dims) == 1:
+                new = _over_each_pixel(gm, source, norm.eps, affine, parameters)
             else:
-                arguments: Any = (found.source, 1, *parameters, found.eps)
-                new = [gm.graph.call_function(F.group_norm, arguments)]
+                new = [gm.graph.call_function(F.group_norm, (source, 1, *parameters, norm.eps))]
         for step in new:
             step.meta.update(affine.last.meta)
         affine.last.replace_all_uses_with(new[-1])
-        changed = True
-    if changed:
+        made[affine.last] = new[-1]
+    if made:
         gm.graph.eliminate_dead_code()
 
 
 def _over_each_pixel(
-    gm: GraphModule, found: _Norm, affine: _Affine, parameters: list[Node]
+    gm: GraphModule, source: Node, eps: float, affine: _Affine, parameters: list[Node]
 ) -> list[Node]:
     """A layer norm between two moves."""
     rank, channels = affine.rank, (affine.weight.numel(),)
@@ -84,22 +91,9 @@ def _over_each_pixel(
     else:
         move, there = "permute", (0, *range(_CHANNELS + 1, rank), _CHANNELS)
         back = (0, rank - 1, *range(1, rank - 1))
-    pixels = gm.graph.call_method(move, (found.source, *there))
-    norm = gm.graph.call_function(F.layer_norm, (pixels, channels, *parameters, found.eps))
+    pixels = gm.graph.call_method(move, (source, *there))
+    norm = gm.graph.call_function(F.layer_norm, (pixels, channels, *parameters, eps))
     return [pixels, norm, gm.graph.call_method(move, (norm, *back))]
-
-
-def _is_whole(
-    gm: GraphModule,
-    norm: _Norm,
-    affine: _Affine,
-    inputs: Callable[[], Sequence[torch.Tensor]],
-) -> bool:
-    """Whether ``norm`` is over the channels alone, or over them and all that is behind them."""
-    if norm.dims == (_CHANNELS,):
-        return True
-    rank = affine.rank or seen_values(gm, inputs(), [norm.source])[norm.source].dim()
-    return norm.dims == tuple(range(_CHANNELS, rank))
 
 
 def _name(node: Node) -> str:
@@ -217,7 +211,8 @@ def _affine_of_last(gm: GraphModule, node: Node) -> _Affine | None:
     last = _moved(shifted)
     if last is None or weight is None or bias is None:
         return None
-    if weight.dim() != 1 or weight.shape != bias.shape:
+    # A single value may be that of all channels.
+    if weight.dim() != 1 or weight.shape != bias.shape or len(weight) == 1:
         return None
     return _Affine(last, weight.detach().clone(), bias.detach().clone(), None)
 
