@@ -99,3 +99,26 @@ def test_what_the_users_code_raises_is_passed_on(model: nn.Module) -> None:
         x86quant.quantize(model, DATA, metric=lambda _: {}["theirs"])
     with pytest.raises(InvalidInputError):
         x86quant.quantize(model, [torch.randn(4, 17)])
+
+
+class Inverse(nn.Module):
+    """Fails in a step of torch's, for some values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(self.fc(x))
+
+
+@pytest.mark.usefixtures("as_in_use")
+def test_errors_of_torchs_steps_keep_their_place_and_print_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    calls = [torch.randn(8, 8) for _ in range(3)]
+    fast = x86quant.quantize(Inverse().eval(), calls, speed_check=False, progress=False)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular") as raised:
+        fast(torch.zeros(8, 8))
+    assert any("eval_with_key" in str(entry.path) for entry in raised.traceback)
+    assert capfd.readouterr().err == ""

@@ -23,6 +23,7 @@ from x86quant.calling.state import with_shared_tensors
 from x86quant.capture.exported import Sizes, exported_once
 from x86quant.capture.traced_graph import Traced
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.shown_class import ShowsClass
 from x86quant.compiled.traced import output_of, thawed
 from x86quant.dynamic.recurrent import DynamicLSTM, takes_sequences
 from x86quant.errors import UnsupportedError
@@ -34,13 +35,14 @@ from x86quant.lowering.graph_tools import attribute, label, own_call
 SEEN = threading.local()
 
 
-class OpaquePart(nn.Module):
+class OpaquePart(ShowsClass):
     """Stands for a compiled part, or a recurrent layer, while its surroundings are exported."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
         # Not a child: export would take its tensors apart.
         self._hidden = [part]
+        self.show_class_of(part)
 
     def __getattr__(self, name: str) -> Any:
         """What is asked of the part by the code around it: a number or a flag."""

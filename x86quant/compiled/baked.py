@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from x86quant.compiled.shown_class import ShowsClass, pickled_class, unpickled_class
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.module_copy import alike
 
@@ -21,7 +22,7 @@ from x86quant.module_copy import alike
 TORCHS_OWN = frozenset(vars(nn.Module()))
 
 
-class Baked(nn.Module):
+class Baked(ShowsClass):
     """A module that stands for a float one whose code no longer runs.
 
     To set what that code read, a flag or a temperature, has no effect, which is said.
@@ -80,14 +81,20 @@ class Baked(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
-        if "_skeleton" in self.__dict__:
-            new.__dict__["_skeleton"] = self.__dict__["_skeleton"]
+        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        for name in ("_skeleton", "_shown"):
+            if name in self.__dict__:
+                new.__dict__[name] = self.__dict__[name]
         return new
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickles of graphs need no class of the user's.
-        return {name: value for name, value in self.__dict__.items() if name != "_skeleton"}
+        state = {name: value for name, value in self.__dict__.items() if name != "_skeleton"}
+        return {**state, "_shown": pickled_class(self.__dict__.get("_shown"))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        shown = unpickled_class(state.get("_shown"))
+        super().__setstate__({**state, "_shown": shown})  # type: ignore[no-untyped-call]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_baked", ()):

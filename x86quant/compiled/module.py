@@ -149,7 +149,7 @@ class CompiledModule(Baked, Int8Module):
         while True:
             runtime = self.runtime
             try:
-                result = runtime(*inputs)
+                result = runtime.forward(*inputs)  # torch.fx prints errors of its __call__
                 if self._packed_cache is not None:
                     self._packed_cache.write(self)
                 return result
@@ -163,7 +163,7 @@ class CompiledModule(Baked, Int8Module):
     def _in_plain_torch(self, inputs: tuple[Any, ...], error: Exception) -> Any:
         """The result of the graph without native code, which failed with ``error``."""
         try:
-            result = self.graph_module(*inputs)
+            result = self.graph_module.forward(*inputs)
         except Exception:  # the call is at fault
             raise error from None
         if not self._has_failed:
@@ -305,7 +305,7 @@ class CompiledModule(Baked, Int8Module):
         return self.__reduce__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         self._start()
 
 

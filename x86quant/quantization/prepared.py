@@ -16,6 +16,7 @@ from x86quant.calling.running import hand_over_hooks
 from x86quant.calling.state import deep_copy
 from x86quant.calling.wording import listed
 from x86quant.capture.variants import takes
+from x86quant.compiled.baked import Baked
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import to_dynamic
 from x86quant.dynamic.convert import has_hooks
@@ -166,6 +167,7 @@ class PreparedModel:
             if len(inside) < len(part.layers):
                 original = result.get_submodule(part.path)
                 built = self._built(part, original, inside, part.path in guarded)
+                built.show_class_of(original)
                 result.set_submodule(part.path, built)
         if self.scheme.dynamic or self.scheme.weight_only:
             wanted = {layer.name for layer in self.layers.values() if layer.part is None} - kept
@@ -191,7 +193,7 @@ class PreparedModel:
         original: nn.Module,
         float_layers: set[str],
         guarded: bool,
-    ) -> nn.Module:
+    ) -> Baked:
         """``part`` in int8, in place of ``original``."""
         hooked = has_hooks(original)
         with_guard = part.needs_guard or hooked or guarded

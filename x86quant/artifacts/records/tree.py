@@ -304,6 +304,7 @@ class _Tree:
             if old is not None:
                 if isinstance(new, Baked):
                     new.note_attributes_of(old)
+                    new.show_class_of(old)
                 carry_attributes(old, new)
                 for kind in HOOKS:
                     getattr(new, kind).update(getattr(old, kind))

@@ -13,6 +13,7 @@ from torch.fx import Interpreter, Node
 from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.shown_class import ShowsClass
 from x86quant.lowering.float_forms import recurrent_graph
 from x86quant.lowering.rounded import FusedLayer
 from x86quant.lowering.tensor_memory import SeenTensors, tensors_of
@@ -119,7 +120,7 @@ class FloatValues:
             del self._values[part]
 
 
-class SimulatedPart(nn.Module):
+class SimulatedPart(ShowsClass):
     """A part in float, except that some layers compute as if they were int8."""
 
     def __init__(
@@ -137,6 +138,7 @@ class SimulatedPart(nn.Module):
         self._run = Simulation(part, on, part.chosen_before if held_back else None)
         self.__dict__["_original"] = original
         hand_over_hooks(original, self)
+        self.show_class_of(original)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The part's result."""
