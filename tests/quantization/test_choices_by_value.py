@@ -10,7 +10,12 @@ from torch import nn
 
 import x86quant
 from x86quant.calling.call import Call
-from x86quant.quantization.tracing.choices_by_value import Places, places_before_choices
+from x86quant.quantization.deciding.trials import _unlike
+from x86quant.quantization.tracing.choices_by_value import (
+    Places,
+    places_before_choices,
+    places_of_floats,
+)
 from x86quant.quantization.tracing.float_results import FloatResults
 
 
@@ -115,3 +120,59 @@ def test_what_was_judged_at_other_places_is_forgotten() -> None:
     (body,) = exact.judged(call)
     assert isinstance(head, dict)
     assert body.shape == (2, 16, 14, 14)
+
+
+class _Reader(nn.Module):
+    """Reads a line of text letter by letter: whether more is read depends on what was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Sequential(nn.Conv2d(1, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2))
+        self.letters = nn.ModuleDict({"out": nn.Linear(32, 27), "again": nn.Linear(27, 32)})
+
+    def forward(self, lines: torch.Tensor) -> dict[str, list[tuple[str, float]]]:
+        state = self.features(lines).mean((2, 3))
+        read = ["" for _ in lines]
+        for _ in range(4):
+            best = self.letters["out"](state).log_softmax(1).max(1)
+            read = [text + chr(97 + int(i)) for text, i in zip(read, best.indices, strict=True)]
+            if bool((best.indices == 0).all()):
+                break
+            taken = nn.functional.one_hot(best.indices, 27).float()
+            state = state + self.letters["again"](taken)
+        return {"preds": [(text, float(x)) for text, x in zip(read, best.values, strict=True)]}
+
+
+def _lines(seed: int) -> torch.Tensor:
+    return torch.rand(3, 1, 24, 48, generator=torch.Generator().manual_seed(seed))
+
+
+def test_what_returns_text_is_judged_by_its_first_letters() -> None:
+    places = places_of_floats(_Reader().eval(), ["features"], Call((_lines(0),)))
+    assert places is not None
+    assert places.calls == (("features", 0), ("letters.out", 0))
+    assert places.behind == ("letters.again",)
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_text_may_be_another_in_int8(mode: str) -> None:
+    model = _Reader().eval()
+    fast = x86quant.quantize(model, [_lines(i) for i in range(4)], mode=mode, progress=False)
+    said = "\n".join(fast.quantization.notes)
+    assert "letters.out return" in said
+    assert "holds no floating-point" not in said
+    assert fast.quantization.sqnr_db
+    assert not fast.quantization.float_layers
+    assert min(fast.quantization.sqnr_db) > 20
+    assert fast(_lines(5)).keys() == {"preds"}
+
+
+def test_lists_may_be_longer_in_int8_but_tuples_not() -> None:
+    one, other = [torch.ones(2)], [torch.ones(2), torch.ones(2)]
+    assert _unlike((one, ["a"], True), (other, ["b", "c"], False)) is None
+    assert _unlike((one, None), (one, "a")) == "it returns another structure"
+    assert _unlike(tuple(one), tuple(other)) == "it returns another structure"
+    assert _unlike({"a": one[0]}, {"b": one[0]}) == "it returns another structure"
+    assert _unlike([one[0]], [one[0].int()]) == "it returns torch.int32 (2,), not torch.float32 (2,)"
+    assert _unlike([*one, 1], [*other, 1.0]) == "it returns another structure"

@@ -61,7 +61,11 @@ from x86quant.quantization.scheme import (
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import Parts, called_by, find_parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
-from x86quant.quantization.tracing.choices_by_value import Places, places_before_choices
+from x86quant.quantization.tracing.choices_by_value import (
+    has_floats,
+    places_before_choices,
+    places_of_floats,
+)
 from x86quant.quantization.tracing.float_results import FloatResults
 
 _log = logging.getLogger("x86quant.quantization")
@@ -229,13 +233,14 @@ def _prepared(
                 f"no part of {type(model).__name__} can be quantized statically"
                 + "".join(f": {note}" for note in notes)
             )
-        places = _places(own.model, found, scheme, sample[0], notes)
-        for results in (exact, own):
-            results.judge_at(places)
+        paths = [part.path for part in found.found]
+        _choose_places(exact, own, paths, scheme, sample[0], notes)
         with state_kept(model):
             ranges, parts, equalized = calibrated_parts(own, found, ranges, halves, settings)
             batches = _calibrate_further(model, parts, data, halves)
             take_steps(Calibrated(own, parts, halves, settings))
+    elif sample:
+        _choose_places(exact, own, (), scheme, sample[0], notes)
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
     if not layers:
         _refuse_tables_alone(reference, settings)
@@ -286,22 +291,33 @@ def _prepared(
     )
 
 
-def _places(
-    model: nn.Module, found: Parts, scheme: Scheme, call: Call, notes: list[str]
-) -> Places | None:
-    """Where ``model`` is judged, if its results are chosen by values; says so."""
-    paths = [part.path for part in found.found]
-    if scheme.dynamic or "" in paths:
-        return None
-    places = places_before_choices(model, paths, call)
+def _choose_places(
+    exact: FloatResults,
+    own: FloatResults,
+    parts: Sequence[str],
+    scheme: Scheme,
+    call: Call,
+    notes: list[str],
+) -> None:
+    """Choose where a model is judged, if not by its results, and say so."""
+    model = own.model
+    places = None
+    if "" in parts:
+        pass  # what is in it has no places of its own any more
+    elif not has_floats(own.of(call)):
+        places = places_of_floats(model, parts, call)
+        why = "the model's own results hold no floating-point tensors"
+    elif not scheme.dynamic:
+        places = places_before_choices(model, parts, call)
+        why = "the model chooses among it by its values"
     if places is not None:
-        told = listed([*places.paths])
         returns = "returns" if len(places.paths) == 1 else "return"
-        note = f"judged by what {told} {returns}, since the model chooses among it by its values"
+        note = f"judged by what {listed([*places.paths])} {returns}, since {why}"
         if places.behind:
             note += f"; of what gets the chosen nothing is known: {listed([*places.behind])}"
         notes.append(note)
-    return places
+    for results in (exact, own):
+        results.judge_at(places)
 
 
 def _refuse_tables_alone(model: nn.Module, settings: Settings) -> None:

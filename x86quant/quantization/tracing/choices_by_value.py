@@ -2,13 +2,13 @@
 
 A detector returns the boxes that are left when overlapping ones are dropped, in the order of their
 scores: hardly one stands where the float model has it, however close boxes and scores are. So it is
-judged by what its parts return before anything is chosen.
+judged by what its parts return before anything is chosen. So is a recogniser that returns text.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,16 +50,30 @@ class Places:
 
 
 class _Chooses(OpWatch):
-    """Notes whether the shape of something depended on values."""
+    """Notes whether the shape of something depended on values, or what one of ``deciders`` did."""
 
-    def __init__(self) -> None:
+    def __init__(self, deciders: Collection[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._deciders = deciders
         self.found = False
 
     def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and note whether it chooses."""
-        self.found = self.found or _chooses(func, args)
+        decides = func in self._deciders or func.overloadpacket in self._deciders
+        self.found = self.found or decides or _chooses(func, args)
         return func(*args, **kwargs)
+
+
+#: What makes numbers of places, such as letters of a text, out of values.
+_DECIDERS = (
+    torch.ops.aten.argmax,
+    torch.ops.aten.argmin,
+    torch.ops.aten.max.dim,
+    torch.ops.aten.min.dim,
+    torch.ops.aten.topk,
+    torch.ops.aten.sort,
+    torch.ops.aten.multinomial,
+)
 
 
 def _chooses(func: Any, args: Sequence[Any]) -> bool:
@@ -73,11 +87,47 @@ def places_before_choices(model: nn.Module, paths: Sequence[str], call: Call) ->
 
     None if it does not choose, or at once.
     """
+    places, has_chosen = _places(model, paths, call, ())
+    return places if has_chosen else None
+
+
+def places_of_floats(model: nn.Module, parts: Collection[str], call: Call) -> Places | None:
+    """The same for a ``model`` whose own result is no numbers but what it has read off them.
+
+    Of the outermost modules that return numbers, none of them within one of ``parts``.
+    """
+    returned: dict[str, bool] = {}
+
+    def after(path: str, _: Call, result: Any) -> None:
+        returned[path] = returned.get(path, False) or has_floats(result)
+
+    with state_kept(model), watched(dict(model.named_modules()), after=after):
+        run(model, call)
+
+    def outermost(path: str) -> Iterator[str]:
+        if path and returned.get(path):
+            yield path
+        elif path not in parts:
+            for name, _ in model.get_submodule(path).named_children():
+                yield from outermost(f"{path}.{name}" if path else name)
+
+    return _places(model, [*outermost("")], call, _DECIDERS)[0]
+
+
+def has_floats(result: Any) -> bool:
+    """Whether ``result`` holds what can be compared with another one in decibels."""
+    return any(x.is_floating_point() and x.numel() for x in tensors_in(result))
+
+
+def _places(
+    model: nn.Module, paths: Sequence[str], call: Call, deciders: Collection[Any]
+) -> tuple[Places | None, bool]:
+    """What modules return that goes into none of them until something is chosen; whether it is."""
     made: list[tuple[str, int]] = []
     ends: dict[int, int] = {}  # where the memory of a result lies, and the number of its call
     inner: set[int] = set()
     times = dict.fromkeys(paths, 0)
-    chooses = _Chooses()
+    chooses = _Chooses(deciders)
 
     def before(_: str, given: Call) -> None:
         inner.update(ends[at] for x in given.leaves if (at := x.data_ptr()) in ends)
@@ -93,9 +143,10 @@ def places_before_choices(model: nn.Module, paths: Sequence[str], call: Call) ->
         with state_kept(model), watched(modules, before, after), chooses:
             run(model, call)
     except Exception:  # a mode takes ops apart, and some code takes only what eager torch makes
-        return None
+        return None, False
     calls = tuple(one for number, one in enumerate(made) if number not in inner)
-    if not chooses.found or not calls:
-        return None
+    if not calls:
+        return None, chooses.found
     before_it = {path for path, _ in made}
-    return Places(calls, tuple(path for path in paths if path not in before_it))
+    behind = tuple(path for path in paths if path not in before_it)
+    return Places(calls, behind), chooses.found
