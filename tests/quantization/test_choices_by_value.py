@@ -174,5 +174,6 @@ def test_lists_may_be_longer_in_int8_but_tuples_not() -> None:
     assert _unlike((one, None), (one, "a")) == "it returns another structure"
     assert _unlike(tuple(one), tuple(other)) == "it returns another structure"
     assert _unlike({"a": one[0]}, {"b": one[0]}) == "it returns another structure"
-    assert _unlike([one[0]], [one[0].int()]) == "it returns torch.int32 (2,), not torch.float32 (2,)"
+    said = _unlike(one, [one[0].int()])
+    assert said == "it returns torch.int32 (2,), not torch.float32 (2,)"
     assert _unlike([*one, 1], [*other, 1.0]) == "it returns another structure"
