@@ -157,9 +157,45 @@ def outputs(
         yield found
 
 
+def has_floats(result: Any) -> bool:
+    """Whether ``result`` holds what can be compared with another one in decibels."""
+    return any(x.is_floating_point() and x.numel() for x in tensors_in(result))
+
+
+def compared_tensors(result: Any) -> list[torch.Tensor]:
+    """What of a result is compared in decibels: its float tensors.
+
+    Of one that has none, a map of classes say, its integers.
+    """
+    tensors = [x.detach() for x in tensors_in(result) if not x.is_complex()]
+    return [x for x in tensors if x.is_floating_point()] or [*map(_as_floats, tensors)]
+
+
+#: What argmax returns, and comparisons; samples of sound and pixels are of other types.
+_NUMBERS_OF_PLACES = (torch.int64, torch.bool)
+#: So many signs stand for a place: the uppermost bits of its number times a large odd one. Two
+#: places have half of them in common, so that the noise is twice the share of places that differ.
+SIGNS = 8
+_SPREADING = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def _as_floats(integers: torch.Tensor) -> torch.Tensor:
+    if integers.dtype not in _NUMBERS_OF_PLACES:
+        return dense(integers).to(torch.float32)
+    spread = dense(integers).to(torch.int64).reshape(-1, 1) * _SPREADING
+    bits = (spread >> torch.arange(64 - SIGNS, 64)) & 1
+    return (bits.to(torch.float32) * 2 - 1).flatten()
+
+
+def returns_places(result: Any) -> bool:
+    """Whether all that ``result`` can be compared by is numbers of places."""
+    tensors = tensors_in(result)
+    return bool(tensors) and all(x.dtype in _NUMBERS_OF_PLACES for x in tensors)
+
+
 def float_tensors(result: Any) -> list[torch.Tensor]:
-    """All float tensors in a result, as noise on them is told."""
-    return [_smooth(dense(x.detach())) for x in tensors_in(result) if x.is_floating_point()]
+    """All that is compared of a result, as noise on it is told."""
+    return [_smooth(dense(x)) for x in compared_tensors(result)]
 
 
 def flat_floats(

@@ -29,6 +29,8 @@ class Choices:
         fitted_db: the same by the ranges that the model has, which were chosen with all data seen.
         agreement: in which share of how many rows the largest value is the float model's.
         above_half: in which share of how many probabilities above one half both agree.
+        integers: where it returns no floating-point numbers, in which share of how many integers
+            both agree.
         worst: channels that are much further from the float model's than the rest.
         perplexity: of a causal language model, and of it in float.
         harm: of layers that were tried alone, in dB.
@@ -43,6 +45,7 @@ class Choices:
     fitted_db: tuple[float, ...] = ()
     agreement: tuple[float, int] | None = None
     above_half: tuple[float, int] | None = None
+    integers: tuple[float, int] | None = None
     worst: str = ""
     perplexity: tuple[float, float] | None = None
     harm: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -63,7 +66,9 @@ class Choices:
 
     def without_figures(self) -> Choices:
         """The same, of which nothing is known."""
-        return dataclasses.replace(self, sqnr_db=(), agreement=None, above_half=None, worst="")
+        return dataclasses.replace(
+            self, sqnr_db=(), agreement=None, above_half=None, integers=None, worst=""
+        )
 
     @property
     def int8_layers(self) -> tuple[str, ...]:
@@ -104,6 +109,7 @@ class Choices:
             sqnr_db=self.sqnr_db,
             agreement=self.agreement,
             above_half=self.above_half,
+            integers=self.integers,
             worst=self.worst,
             perplexity=self.perplexity,
             notes=(*prepared.notes, *self.notes),

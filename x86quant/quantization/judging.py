@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from x86quant.calling.call import dense
+from x86quant.calling.running import SIGNS
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.kinds_of_values import kinds_within
 
@@ -132,6 +133,14 @@ def half_agreement(
         return None
     above = [torch.cat([x.flatten() > 0.5 for x in side]) for side in (exact, actual)]
     return _share((above[0] & above[1])[above[0] | above[1]])
+
+
+def place_agreement(
+    exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]
+) -> tuple[float, int] | None:
+    """In which share of the places both results, as signs, are the same; and of how many."""
+    same = [x == y for x, y in zip(exact, actual, strict=True)]
+    return _share(torch.cat([x.view(-1, SIGNS).all(1) for x in same]))
 
 
 def _share(same: torch.Tensor) -> tuple[float, int] | None:

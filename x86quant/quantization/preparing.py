@@ -15,7 +15,7 @@ from torch import nn
 from x86quant.calling.baking import as_written, bake, computes_weights
 from x86quant.calling.call import Call
 from x86quant.calling.differences import difference
-from x86quant.calling.running import feed_parts, run, run_drawing
+from x86quant.calling.running import feed_parts, has_floats, run, run_drawing
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
 from x86quant.calling.wording import layers_stay, listed
 from x86quant.capture.plain_numbers import plain_layers
@@ -61,11 +61,7 @@ from x86quant.quantization.scheme import (
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import Parts, called_by, find_parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
-from x86quant.quantization.tracing.choices_by_value import (
-    has_floats,
-    places_before_choices,
-    places_of_floats,
-)
+from x86quant.quantization.tracing.choices_by_value import places_before_choices, places_of_floats
 from x86quant.quantization.tracing.float_results import FloatResults
 
 _log = logging.getLogger("x86quant.quantization")

@@ -39,6 +39,8 @@ class Summary:
             the float model's.
         above_half: where it returns probabilities, of how many that are above one half in int8 or
             in float, and in which share of them they are so in both.
+        integers: where it returns no floating-point numbers, in which share of how many integers
+            both agree.
         worst: channels that are much further from the float model's than the rest, and how far.
         perplexity: of a causal language model, and of it in float, on tokens of that data.
         notes: what else a user should know.
@@ -61,6 +63,7 @@ class Summary:
     sqnr_db: tuple[float, ...] = ()
     agreement: tuple[float, int] | None = None
     above_half: tuple[float, int] | None = None
+    integers: tuple[float, int] | None = None
     worst: str = ""
     perplexity: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
@@ -93,6 +96,7 @@ class Summary:
             "sqnr_db": list(self.sqnr_db),
             "agreement": None if self.agreement is None else list(self.agreement),
             "above_half": None if self.above_half is None else list(self.above_half),
+            "integers": None if self.integers is None else list(self.integers),
             "worst": self.worst,
             "perplexity": None if self.perplexity is None else list(self.perplexity),
             "notes": list(self.notes),
@@ -127,6 +131,9 @@ class Summary:
                 f"of {values} probabilities above one half in int8 or in float, {share:.1%} are so "
                 "in both"
             )
+        if self.integers is not None:
+            share, values = self.integers
+            lines.append(f"{share:.1%} of the {values} integers returned are the float model's")
         if self.perplexity is not None:
             lines.append(
                 "perplexity {:.4g} on calibration data, float {:.4g}".format(*self.perplexity)

@@ -89,7 +89,8 @@ def is_enough(outcome: Choices) -> bool:
     found = min(outcome.sqnr_db, default=ENOUGH_DB)
     if found >= ENOUGH_DB:
         return True
-    share = 0.0 if outcome.agreement is None else outcome.agreement[0]
+    told = outcome.agreement or outcome.integers
+    share = 0.0 if told is None else told[0]
     return found >= _ENOUGH_FOR_CLASSES_DB and share >= _ENOUGH_AGREEMENT
 
 
@@ -281,6 +282,7 @@ def say_what_is_decided_otherwise(outcome: Choices) -> None:
     kinds = (
         (outcome.agreement, "the largest value is another one in {} of {} rows"),
         (outcome.above_half, "only one of both models finds {} of {} probabilities above one half"),
+        (outcome.integers, "{} of {} integers returned are others"),
     )
     for shared, told in kinds:
         if shared is None:

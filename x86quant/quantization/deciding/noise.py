@@ -12,13 +12,19 @@ import torch
 from torch import nn
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import tensors_in
+from x86quant.calling.running import compared_tensors, returns_places
 from x86quant.errors import first_line
 from x86quant.quantization.arguments import argument, padding_mask, unpadded
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.deciding.trials import result_of
 from x86quant.quantization.harm import sqnr_between
-from x86quant.quantization.judging import ChannelGroup, half_agreement, top_agreement, worst_group
+from x86quant.quantization.judging import (
+    ChannelGroup,
+    half_agreement,
+    place_agreement,
+    top_agreement,
+    worst_group,
+)
 from x86quant.quantization.perplexity import Scored, is_causal_lm, perplexity
 from x86quant.quantization.prepared import PreparedModel
 
@@ -124,11 +130,13 @@ def judged(outcome: Choices, model: nn.Module) -> Choices:
     if isinstance(results, int):
         found = (-math.inf,) * results
     groups = [group for _, group in levels if group is not None]
+    in_places = all(returns_places(prepared.exact.judged(call)) for call in halves.unseen[:1])
     outcome = dataclasses.replace(
         outcome,
         fitted_db=found,
         agreement=_least(top_agreement(*pair) for pair in pairs),
         above_half=_least(half_agreement(*pair) for pair in pairs),
+        integers=_least(place_agreement(*pair) for pair in pairs) if in_places else None,
         worst=str(min(groups, key=lambda group: group.sqnr_db)) if groups else "",
     )
     static = [name for name in outcome.int8_layers if prepared.layers[name].part is not None]
@@ -148,14 +156,13 @@ def _least(shares: Iterable[tuple[float, int] | None]) -> tuple[float, int] | No
 
 #: Where no noise can be told.
 _NOT_JUDGED = (
-    "what the model returns holds no floating-point tensors to compare with the float model's: "
+    "what the model returns holds no tensors to compare with the float model's: "
     "try it on data of your own, or give a metric"
 )
 
 
 def _floats(result: Any) -> list[torch.Tensor]:
-    leaves = tensors_in(result)
-    return [x.detach() for x in leaves if x.is_floating_point() and x.numel()]
+    return [x for x in compared_tensors(result) if x.numel()]
 
 
 def sqnrs_with(

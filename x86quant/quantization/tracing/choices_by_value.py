@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import OpWatch, run, tensors_in, watched
+from x86quant.calling.running import OpWatch, has_floats, run, tensors_in, watched
 from x86quant.calling.state import state_kept
 
 
@@ -114,27 +114,25 @@ def places_of_floats(model: nn.Module, parts: Collection[str], call: Call) -> Pl
     return _places(model, [*outermost("")], call, _DECIDERS)[0]
 
 
-def has_floats(result: Any) -> bool:
-    """Whether ``result`` holds what can be compared with another one in decibels."""
-    return any(x.is_floating_point() and x.numel() for x in tensors_in(result))
-
-
 def _places(
     model: nn.Module, paths: Sequence[str], call: Call, deciders: Collection[Any]
 ) -> tuple[Places | None, bool]:
     """What modules return that goes into none of them until something is chosen; whether it is."""
     made: list[tuple[str, int]] = []
     ends: dict[int, int] = {}  # where the memory of a result lies, and the number of its call
+    kept: list[list[torch.Tensor]] = []  # so that nothing else lies there
     inner: set[int] = set()
     times = dict.fromkeys(paths, 0)
     chooses = _Chooses(deciders)
 
     def before(_: str, given: Call) -> None:
-        inner.update(ends[at] for x in given.leaves if (at := x.data_ptr()) in ends)
+        inner.update(ends[at] for x in given.leaves if (at := _memory(x)) in ends)
 
     def after(path: str, _: Call, result: Any) -> None:
         if not chooses.found:
-            ends.update((x.data_ptr(), len(made)) for x in tensors_in(result))
+            tensors = tensors_in(result)
+            kept.append(tensors)
+            ends.update((_memory(x), len(made)) for x in tensors)
             made.append((path, times[path]))
         times[path] += 1
 
@@ -150,3 +148,8 @@ def _places(
     before_it = {path for path, _ in made}
     behind = tuple(path for path in paths if path not in before_it)
     return Places(calls, behind), chooses.found
+
+
+def _memory(x: torch.Tensor) -> int:
+    """Where the memory lies that ``x`` is a view of."""
+    return x.untyped_storage().data_ptr()
