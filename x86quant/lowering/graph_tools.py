@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -107,6 +107,26 @@ def _qualified_name(target: torch._ops.OpOverload) -> tuple[str, str]:
 
 #: By the address of an overload, which stays its own since it is kept.
 _names: dict[int, tuple[torch._ops.OpOverload, str, str]] = {}
+
+
+def leads_only(node: Node, ends: Callable[[Node], bool | None]) -> bool:
+    """Whether all that reads ``node``, at first hand or further on, is as it should be.
+
+    ``ends`` tells it of a reader: True where that is the end of it, False where it is not as it
+    should be, None where what reads that one is to be looked at.
+    """
+    left, seen = [*node.users], set[Node]()
+    while left:
+        reader = left.pop()
+        if reader in seen:
+            continue
+        seen.add(reader)
+        told = ends(reader)
+        if told is None:
+            left += reader.users
+        elif not told:
+            return False
+    return True
 
 
 def own_call(node: Node) -> tuple[torch._ops.OpOverload, dict[str, Any]] | None:

@@ -16,6 +16,7 @@ from x86quant.lowering.graph_tools import (
     emit,
     finish,
     is_op,
+    leads_only,
     nodes_of,
     qparams_of,
     replace,
@@ -132,22 +133,26 @@ def _drop_roundings(gm: GraphModule) -> int:
 
 def _is_for_results(value: Node) -> bool:
     """Whether a float ``value`` leads to results alone, and nothing of that is int8."""
-    return all(
-        user.op == "output"
-        or is_question(user)
-        or _rounds_results(user)
-        or (not is_op(user) and bool(user.users) and _is_for_results(user))
-        for user in value.users
-    )
+    return leads_only(value, _ends_in_results)
+
+
+def _ends_in_results(reader: Node) -> bool | None:
+    if reader.op == "output" or is_question(reader):
+        return True
+    if is_op(reader):
+        return None if is_op(reader, "dequantize") or _is_for_reals(reader) else False
+    return None if reader.users else False
 
 
 def _rounds_results(quantize: Node) -> bool:
     """Whether ``quantize`` is one whose codes become reals again, and these results alone."""
-    reals = list(quantize.users)
+    return _is_for_reals(quantize) and _is_for_results(quantize)
+
+
+def _is_for_reals(quantize: Node) -> bool:
+    reals = quantize.users
     return (
-        is_op(quantize, "quantize")
-        and bool(reals)
-        and all(is_op(real, "dequantize") and _is_for_results(real) for real in reals)
+        is_op(quantize, "quantize") and bool(reals) and all(is_op(x, "dequantize") for x in reals)
     )
 
 

@@ -20,7 +20,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.forms.call_form import Structure
-from x86quant.lowering.graph_tools import is_op
+from x86quant.lowering.graph_tools import is_op, leads_only
 from x86quant.lowering.rounded import RoundedLayer, rounded
 from x86quant.lowering.views import is_view
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
@@ -245,7 +245,7 @@ class StaticPart:
 
         Those are the ones that the pass ``keep_float_results`` finds in the graph that is built.
         """
-        return self._may_give_floats(node) and all(map(self._leads_out, node.users))
+        return self._may_give_floats(node) and leads_only(node, self._leads_out)
 
     def _may_give_floats(self, node: Node) -> bool:
         """Whether ``node`` is a product of rows, which are windows in a convolution."""
@@ -254,12 +254,12 @@ class StaticPart:
             return True
         return type(module) in _PLAIN_CONVOLUTIONS and bool(module.groups == 1)
 
-    def _leads_out(self, node: Node) -> bool:
-        """Whether ``node`` is an observer, a view or a step in float before results alone."""
+    def _leads_out(self, node: Node) -> bool | None:
+        """Whether ``node`` is a result; None of an observer, a view or a step in float before."""
         if node.op == "output":
             return True
         passes = self.observer_of(node) is not None or is_view(node) or node.name in self._tail
-        return passes and all(map(self._leads_out, node.users))
+        return None if passes else False
 
     @functools.cached_property
     def float_graph(self) -> Graph:
