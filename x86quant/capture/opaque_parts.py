@@ -11,13 +11,14 @@ import dataclasses
 import operator
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
+from torch.nn.utils.rnn import PackedSequence
 
 from x86quant.calling.state import with_shared_tensors
 from x86quant.capture.exported import Sizes, exported_once
@@ -59,6 +60,8 @@ class OpaquePart(ShowsClass):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One opaque op, whose fake kernel knows the shapes of the part's results."""
         part = self._hidden[0]
+        if any(isinstance(x, PackedSequence) for x in args):  # whose results have no shapes to tell
+            return part(*args, **kwargs)
         called, tensors = take_apart((args, kwargs))
         # Its result's structure is known once the fake kernel has run.
         seen = PartCall(part, called)
@@ -88,7 +91,13 @@ def is_part(module: nn.Module) -> bool:
 
 @torch.library.custom_op("x86quant_capture::part", mutates_args=())
 def _part(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    raise AssertionError("it stands for a part while a model is exported, and never runs")
+    seen: PartCall = SEEN.calls[number]
+    args, kwargs = seen.called.fill(inputs)
+    seen.result, found = take_apart(seen.part(*args, **kwargs))
+    return [x.clone() if any(x is y for y in inputs) else x for x in found]
+
+
+_OPAQUE = torch.ops.x86quant_capture.part.default
 
 
 @_part.register_fake
@@ -144,6 +153,38 @@ def calls_seen() -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def recurrent_opaque(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[[GraphModule], None]]]:
+    """A block in which a form of ``model`` is exported whose recurrent layers stay whole.
+
+    Torch would trace each of their steps. With that form comes what lets a graph call the layers.
+    """
+    kinds = (nn.LSTM, nn.GRU)
+    paths = {module: path for path, module in model.named_modules() if type(module) in kinds}
+    if not paths or "" in paths.values():
+        yield model, lambda _: None
+        return
+
+    def put_back(gm: GraphModule) -> None:
+        for node in gm.graph.find_nodes(op="call_function", target=_OPAQUE):
+            inputs, number = node.args
+            seen: PartCall = SEEN.calls[number]
+            gm.add_submodule(paths[seen.part], seen.part)
+            args, kwargs = seen.called.fill(inputs)
+            with gm.graph.inserting_before(node):
+                call = gm.graph.call_module(paths[seen.part], args, kwargs)
+                assert seen.result is not None
+                results = _items(gm.graph, call, seen.result)
+            for item in list(node.users):
+                item.replace_all_uses_with(results[item.args[1]])
+                gm.graph.erase_node(item)
+            gm.graph.erase_node(node)
+
+    memo: dict[int, Any] = {id(layer): OpaquePart(layer) for layer in paths}
+    with calls_seen():
+        yield with_shared_tensors(model, memo), put_back
+
+
 _PREFIX = re.compile(r"^inner(\.|$)")
 
 
@@ -189,7 +230,7 @@ class _PutBack:
                 values[node] = new
             elif node.op == "output":
                 graph.output(torch.fx.node.map_arg(node.args[0], lambda n: values[n]))
-            elif node.target is torch.ops.x86quant_capture.part.default:
+            elif node.target is _OPAQUE:
                 inputs, number = node.args
                 called = [values[x] for x in inputs]
                 results[node] = self._called(graph, SEEN.calls[number], called, constants)

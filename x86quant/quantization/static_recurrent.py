@@ -91,7 +91,7 @@ def _may_be_close(choices: Choices) -> bool:
     def close(left: Sequence[str]) -> bool:
         return min(sqnrs_with(prepared, left), default=0.0) >= ENOUGH_DB
 
-    return close(names) or close(list(rough_harms(prepared, names))[len(names) // 2 :])
+    return close(names) or close(list(rough_harms(prepared, names, search=True))[len(names) // 2 :])
 
 
 def gained(found: Any, other: Any, calls: Sequence[Call]) -> float | None:

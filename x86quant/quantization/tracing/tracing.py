@@ -21,6 +21,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.state import deep_copy
 from x86quant.capture.caught_errors import errors_are_caught
 from x86quant.capture.exported import every_size, exported, first_size, no_size, two_rows
+from x86quant.capture.opaque_parts import recurrent_opaque
 from x86quant.capture.traced_graph import Traced
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError, first_line
@@ -146,7 +147,13 @@ def by_export(module: nn.Module, example: Call, _: Call | None = None) -> Traced
         UnsupportedError: it cannot be traced; says why.
     """
     form, leaves = CallForm.of(module, example.args, example.kwargs)
-    return exported(module, form, leaves, (every_size, first_size, no_size), _spelled)
+    with recurrent_opaque(module) as (surroundings, put_back):
+
+        def spelled(gm: GraphModule) -> None:
+            put_back(gm)
+            _spelled(gm)
+
+        return exported(surroundings, form, leaves, (every_size, first_size, no_size), spelled)
 
 
 def _spelled(gm: GraphModule) -> None:
