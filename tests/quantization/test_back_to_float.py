@@ -105,6 +105,14 @@ def test_much_slower_is_what_takes_time_and_clearly_more(int8, exact, found, mon
     assert layer_times.much_slower(None, None, ["a", "b"]) == found
 
 
+def test_a_layer_that_is_disturbed_once_is_not_much_slower(monkeypatch):
+    rounds = [{"a": 900.0, "b": 900.0}, {"a": 700.0, "b": 3.0}]
+    monkeypatch.setattr(layer_times, "_int8_times", lambda *_: rounds.pop(0))
+    monkeypatch.setattr(layer_times, "float_times", lambda *_: {"a": 70.0, "b": 97.0})
+    assert layer_times.much_slower(None, None, ["a", "b"]) == {"a": 10.0}
+    assert not rounds
+
+
 def test_what_is_slower_on_one_row_stays_in_float(monkeypatch):
     def slower(_: Any, __: Any, call: Any, **___: Any) -> float | None:
         return 1.5 if call.args[0].shape[0] == 1 else None

@@ -246,8 +246,9 @@ def _graphs(
         if known or len(tried) == _MOST_FORMS:
             continue
         try:
-            form, leaves = CallForm.of(module, one.call.args, one.call.kwargs)
+            form, _ = CallForm.of(module, one.call.args, one.call.kwargs)
             tried.append(form)
+            leaves = _telling(form, seen)
             found.append(_graph(module, form, leaves, seen, padding_unread, traced))
         except (UnsupportedError, TypeError) as error:
             if not found:
@@ -256,6 +257,20 @@ def _graphs(
     with contextlib.suppress(UnsupportedError):
         found += _of_single_rows(module, found, seen, padding_unread)
     return found
+
+
+def _telling(form: CallForm, seen: Sequence[Observed]) -> list[torch.Tensor]:
+    """The tensors of the first call of ``form`` with the fewest sizes of one, of rows apart.
+
+    One is a constant to a tracer, and a loop that reads letter by letter begins with one letter. A
+    single row is traced as two.
+    """
+    found = [form.tensors(one.call.args, one.call.kwargs) for one in seen]
+    return min((x for x in found if x is not None), key=_singles)
+
+
+def _singles(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(size == 1 for x in tensors for size in x.shape[1:])
 
 
 def _of_single_rows(
