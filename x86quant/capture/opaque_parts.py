@@ -170,11 +170,8 @@ def recurrent_opaque(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Gr
             inputs, number = node.args
             seen: PartCall = SEEN.calls[number]
             gm.add_submodule(paths[seen.part], seen.part)
-            args, kwargs = seen.called.fill(inputs)
             with gm.graph.inserting_before(node):
-                call = gm.graph.call_module(paths[seen.part], args, kwargs)
-                assert seen.result is not None
-                results = _items(gm.graph, call, seen.result)
+                _, results = _layer_called(gm.graph, paths[seen.part], seen, inputs)
             for item in list(node.users):
                 item.replace_all_uses_with(results[item.args[1]])
                 gm.graph.erase_node(item)
@@ -254,11 +251,9 @@ class _PutBack:
         if isinstance(call.part, CompiledModule):
             return self._inlined(graph, path, call.part, inputs, constants)
         constants[path] = call.part
-        args, kwargs = call.called.fill(inputs)
-        node = graph.call_module(path, args, kwargs)
+        node, results = _layer_called(graph, path, call, inputs)
         node.meta["layer"] = path
-        assert call.result is not None
-        return _items(graph, node, call.result)
+        return results
 
     def _inlined(
         self,
@@ -283,6 +278,16 @@ class _PutBack:
                     inner[node].target = target
                     constants[target] = attribute(own, str(node.target))
         return [inner[node] for node in output_of(own.graph)[1]]
+
+
+def _layer_called(
+    graph: Graph, path: str, call: PartCall, inputs: Sequence[Node]
+) -> tuple[Node, list[Node]]:
+    """A call of the layer at ``path`` as it was seen, and its tensors in order."""
+    args, kwargs = call.called.fill(inputs)
+    node = graph.call_module(path, args, kwargs)
+    assert call.result is not None
+    return node, _items(graph, node, call.result)
 
 
 def _items(graph: Graph, node: Node, structure: Structure) -> list[Node]:
